@@ -1,0 +1,5 @@
+"""python -m llamagraph"""
+
+from llamagraph.cli import main
+
+main()

@@ -1,0 +1,45 @@
+"""Devices by name. What a device is stands in `program/device.py`."""
+
+from collections.abc import Callable
+
+from llamagraph.errors import DeviceError
+from llamagraph.program.device import Device
+
+
+def open_device(name: str = "auto", *, n_threads: int | None = None,
+                warn: Callable[[str], None]) -> Device:
+    """The device that `--device` names: auto, cpu, cuda, or cuda:1 for the second GPU.
+
+    `auto` takes a GPU that can be used, else says through `warn` in one line why the CPU runs.
+    `n_threads` are the CPU's. Raises DeviceError.
+    """
+    kind, _, ordinal = name.partition(":")
+    if kind == "cuda" and (ordinal.isdigit() or name == "cuda"):
+        return _open_cuda(int(ordinal or 0), warn)
+    if name not in ("auto", "cpu"):
+        raise DeviceError(f"--device {name}: there are auto, cpu, cuda and cuda:N")
+    if name == "auto":
+        try:
+            return _open_cuda(0, warn)
+        except DeviceError as error:
+            warn(f"{error}; using the CPU")
+    from llamagraph.devices.cpu import CpuDevice
+
+    return CpuDevice(n_threads=n_threads)
+
+
+def _open_cuda(ordinal: int, warn: Callable[[str], None]) -> Device:
+    from llamagraph.devices.cuda import open_cuda
+
+    return open_cuda(ordinal, warn)
+
+
+def list_devices() -> list[str]:
+    """A line a device that `open_device` can open; why there is no GPU stands in the last."""
+    from llamagraph.devices.cuda import describe_gpus
+
+    try:
+        lines = describe_gpus()
+    except DeviceError as error:
+        return ["cpu", f"({error})"]
+    return [*lines, "cpu"]

@@ -1,0 +1,213 @@
+"""The numpy device: runs every kernel's reference. Knows launches and quantised types, no model.
+
+It implements all that a GPU does. A capture is a list of calls; a built graph is replayed in a
+random order that respects its edges, over poisoned scratch, so that a missing edge shows.
+Weights are dequantised once to float32.
+"""
+
+import mmap
+import os
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from llamagraph.errors import MemoryLimitError
+from llamagraph.gguf.quants import QUANTS
+from llamagraph.program.device import Repack
+from llamagraph.program.launch import Buffer, Call, Kernel
+from llamagraph.program.target import Target, target_named
+
+DTYPES = {"F32": "<f4", "F16": "<f2", "I32": "<i4", "U32": "<u4", "I8": "<i1", "U8": "<u1"}
+POISON = 0xFF  # a NaN in every float type
+Bound = Callable[[], None]
+
+
+def available_memory() -> int:
+    """Bytes that this process may still take: the machine's, or its control group's if less."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        free = int(lines["MemAvailable"].split()[0]) * 1024
+    group = Path("/sys/fs/cgroup")
+    limit, used = group / "memory.max", group / "memory.current"
+    if limit.exists() and (text := limit.read_text().strip()).isdigit():
+        free = min(free, max(0, int(text) - int(used.read_text())))
+    return free
+
+
+class CpuMemory:
+    """Arenas as anonymous maps, whose pages the system provides when they are first touched."""
+
+    def __init__(self, available: Callable[[], int] = available_memory):
+        self.available = available
+        self._arenas: dict[str, np.ndarray] = {}
+        self._used: dict[str, int] = {}
+        self._weights: dict[Buffer, np.ndarray] = {}
+
+    def reserve(self, arena: str, n_bytes: int) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        pages = mmap.mmap(-1, max(n_bytes, mmap.PAGESIZE), flags=flags)
+        self._arenas[arena] = np.frombuffer(pages, np.uint8)
+        self._used[arena] = 0
+
+    def grow(self, arena: str, start: int, stop: int) -> None:
+        assert stop <= len(self._arenas[arena]), f"{arena} ends before {stop}"
+        if stop - start > (free := self.available()):
+            raise MemoryLimitError(
+                f"{arena}: {(stop - start) / 1e9:.2f} GB more are needed, "
+                f"{free / 1e9:.2f} GB are free; use a smaller -c"
+            )
+        self._used[arena] += stop - start
+
+    def weight_bytes(self, weight: Buffer) -> int:
+        return 4 * int(np.prod(weight.shape))
+
+    def upload(self, weight: Buffer, raw: np.ndarray, repack: Repack) -> None:
+        self._weights[weight] = QUANTS[weight.dtype].dequantise(raw, weight.shape)
+
+    def view(self, buffer: Buffer) -> np.ndarray:
+        if buffer.arena == "weights":
+            return self._weights[buffer]
+        arena = self._arenas[buffer.arena]
+        return np.ndarray(buffer.shape, DTYPES[buffer.dtype], arena.data, buffer.start)
+
+    host_view = view
+
+    def write(self, buffer: Buffer, values: Any, first: int = 0) -> None:
+        target = self.view(buffer).reshape(-1)
+        values = np.asarray(values).reshape(-1)
+        target[first : first + len(values)] = values
+
+    def read(self, buffer: Buffer) -> np.ndarray:
+        return self.view(buffer).copy()
+
+    def address(self, buffer: Buffer) -> Buffer:
+        return buffer
+
+    def poison(self, arena: str) -> None:
+        self._arenas[arena][: self._used[arena]] = POISON
+
+    def account(self) -> dict[str, int]:
+        return {"weights": sum(w.nbytes for w in self._weights.values()), **self._used}
+
+
+class CpuQueue:
+    """Runs a call at once, or adds it to the open capture."""
+
+    ahead = False
+
+    def __init__(self, memory: CpuMemory):
+        self._memory = memory
+        self.captured: list[Bound] | None = None
+
+    def bind(self, call: Call) -> Bound:
+        args = [self._memory.view(a) if isinstance(a, Buffer) else a for a in call.args]
+        return partial(call.kernel.reference, *args, **dict(call.kernel.constants))
+
+    def launch(self, bound: Bound) -> int | None:
+        if self.captured is None:
+            bound()
+            return None
+        self.captured.append(bound)
+        return len(self.captured) - 1
+
+    def load(self, kernels: Iterable[Kernel]) -> None:
+        pass
+
+    def wait(self) -> None:
+        pass
+
+    def time(self, work: Callable[[], Any]) -> float:
+        started = time.perf_counter()
+        work()
+        return time.perf_counter() - started
+
+
+@dataclass
+class CpuGraph:
+    """Bound calls; with `before`, any order that respects it may run them."""
+
+    bound: list[Bound]
+    before: Sequence[Sequence[int]] | None = None
+
+
+def random_order(before: Sequence[Sequence[int]], rng: random.Random) -> list[int]:
+    """A topological order of the launches, drawn at random."""
+    missing = [len(b) for b in before]
+    after: list[list[int]] = [[] for _ in before]
+    for i, earlier in enumerate(before):
+        for j in earlier:
+            after[j].append(i)
+    ready = [i for i, n in enumerate(missing) if n == 0]
+    order = []
+    while ready:
+        i = rng.randrange(len(ready))
+        ready[i], ready[-1] = ready[-1], ready[i]
+        order.append(ready.pop())
+        for k in after[order[-1]]:
+            missing[k] -= 1
+            if missing[k] == 0:
+                ready.append(k)
+    assert len(order) == len(before), "the graph has a cycle"
+    return order
+
+
+class CpuGraphs:
+    """Captured and built graphs, as lists of bound calls."""
+
+    def __init__(self, memory: CpuMemory, queue: CpuQueue, seed: int):
+        self._memory, self._queue, self._rng = memory, queue, random.Random(seed)
+
+    def capture(self, record: Callable[[], Sequence[int]]) -> tuple[CpuGraph, Sequence[int]]:
+        self._queue.captured = []
+        try:
+            nodes = record()
+            return CpuGraph(self._queue.captured), nodes
+        finally:
+            self._queue.captured = None
+
+    def build(self, bound: Sequence[Bound], before: Sequence[Sequence[int]]):
+        return CpuGraph(list(bound), before), range(len(bound))
+
+    def update(self, graph: CpuGraph, node: int, bound: Bound) -> None:
+        graph.bound[node] = bound
+
+    def replay(self, graph: CpuGraph) -> None:
+        if graph.before is None:
+            order: Sequence[int] = range(len(graph.bound))
+        else:
+            self._memory.poison("scratch")
+            order = random_order(graph.before, self._rng)
+        for i in order:
+            graph.bound[i]()
+
+    def size(self, graph: CpuGraph) -> int:
+        return 0
+
+    def close(self, graph: CpuGraph) -> None:
+        graph.bound.clear()
+
+
+class CpuDevice:
+    """Any target's launches on numpy. `n_threads` for BLAS; one holds up best on a busy machine."""
+
+    name = "cpu"
+
+    def __init__(self, target: Target | None = None, n_threads: int | None = None, seed: int = 0,
+                 available: Callable[[], int] = available_memory):
+        self.target = target or target_named("numpy")
+        self._threads = threadpool_limits(n_threads or 1)
+        self.memory = CpuMemory(available)
+        self.queue = CpuQueue(self.memory)
+        self.graphs = CpuGraphs(self.memory, self.queue, seed)
+
+    def close(self) -> None:
+        self._threads.restore_original_limits()

@@ -1,0 +1,84 @@
+"""Runs a program as graphs: captured whole, built node by node, or cut at unstable launches.
+
+Each holds the launches that may change and sends only the calls that differ. Knows a device's
+graphs and the program, no driver.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from llamagraph.execute.stream import Stream
+from llamagraph.program.deps import dependencies
+
+
+class Captured(Stream):
+    """The stream executor's launches, captured once and replayed."""
+
+    def _prepare(self) -> None:
+        self._graph, self._nodes = self._make()
+        self.n_nodes = len(self._nodes)
+
+    def _make(self) -> tuple[Any, Sequence[Any]]:
+        return self.device.graphs.capture(self._launch_all)
+
+    def run(self, vars: Mapping[str, int]) -> list[int]:
+        changed = self._changed(vars)
+        for i in changed:
+            self.device.graphs.update(self._graph, self._nodes[i], self._bound[i])
+        self.device.graphs.replay(self._graph)
+        return changed
+
+    def size(self) -> int:
+        return self.device.graphs.size(self._graph)
+
+    def close(self) -> None:
+        self.device.queue.wait()
+        self.device.graphs.close(self._graph)
+
+
+class Built(Captured):
+    """One node a launch, with the edges that hazards ask for and no others."""
+
+    def _make(self) -> tuple[Any, Sequence[Any]]:
+        return self.device.graphs.build(self._bound, dependencies(self.program.launches))
+
+
+class Partial(Stream):
+    """Stable runs of launches as graphs; the unstable ones between them are streamed."""
+
+    def _prepare(self) -> None:
+        launches = self.program.launches
+        runs = groupby(range(len(launches)), key=lambda i: launches[i].stable)
+        self._parts = [(list(run), self._capture(run) if stable else None)
+                       for stable, run in ((s, list(r)) for s, r in runs)]
+        self.n_nodes = sum(len(c[1]) for _, c in self._parts if c)
+
+    def _capture(self, run: Sequence[int]) -> tuple[Any, dict[int, Any]]:
+        graph, nodes = self.device.graphs.capture(
+            lambda: [self.device.queue.launch(self._bound[i]) for i in run]
+        )
+        return graph, dict(zip(run, nodes, strict=True))
+
+    def run(self, vars: Mapping[str, int]) -> list[int]:
+        changed = self._changed(vars)
+        for run, captured in self._parts:
+            if captured is None:
+                for i in run:
+                    self.device.queue.launch(self._bound[i])
+                continue
+            graph, nodes = captured
+            for i in changed:
+                if i in nodes:
+                    self.device.graphs.update(graph, nodes[i], self._bound[i])
+            self.device.graphs.replay(graph)
+        return changed
+
+    def size(self) -> int:
+        return sum(self.device.graphs.size(c[0]) for _, c in self._parts if c)
+
+    def close(self) -> None:
+        self.device.queue.wait()
+        for _, captured in self._parts:
+            if captured:
+                self.device.graphs.close(captured[0])

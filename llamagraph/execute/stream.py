@@ -1,0 +1,57 @@
+"""Runs a program launch by launch. Knows a device's queue and the program, nothing of graphs."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from llamagraph.program.device import Device
+from llamagraph.program.launch import Program
+
+
+class Stream:
+    """One launch after the other, from arguments that were packed once.
+
+    `updates` counts the launches whose call has changed since the executor was made, `n_nodes`
+    its graph nodes; `prepare_seconds` is what its graphs took to make.
+    """
+
+    def __init__(self, device: Device, program: Program, vars: Mapping[str, int]):
+        self.device, self.program = device, program
+        self.updates = self.n_nodes = 0
+        self._calls = [launch.resolve(vars, device.memory.address) for launch in program.launches]
+        device.queue.load(launch.kernel for launch in program.launches)
+        self._bound = [device.queue.bind(call) for call in self._calls]
+        self._variable = [i for i, launch in enumerate(program.launches) if launch.vars()]
+        start = time.perf_counter()
+        self._prepare()
+        self.prepare_seconds = time.perf_counter() - start
+
+    def _prepare(self) -> None:
+        """Makes what a replay needs."""
+
+    def _changed(self, vars: Mapping[str, int]) -> list[int]:
+        """Binds the calls that differ under `vars` anew; which launches they are."""
+        changed = []
+        for i in self._variable:
+            call = self.program.launches[i].resolve(vars, self.device.memory.address)
+            if call != self._calls[i]:
+                self._calls[i], self._bound[i] = call, self.device.queue.bind(call)
+                changed.append(i)
+        self.updates += len(changed)
+        return changed
+
+    def _launch_all(self) -> list[Any]:
+        return [self.device.queue.launch(bound) for bound in self._bound]
+
+    def run(self, vars: Mapping[str, int]) -> list[int]:
+        """Queues one step; which launches were updated for it."""
+        changed = self._changed(vars)
+        self._launch_all()
+        return changed
+
+    def size(self) -> int:
+        """Bytes of graph memory."""
+        return 0
+
+    def close(self) -> None:
+        """Frees what the executor holds on the device, once it is idle."""

@@ -1,0 +1,117 @@
+"""What attention is, in numpy: chunks of positions, their weighted values, how they are combined.
+
+KV is cut into chunks by the KV length alone and the chunks' results are combined in order, so the
+number of blocks that share the chunks never changes a bit of the answer. The running maximum and
+sum are those of Milakov and Gimelshein (arXiv:1805.02867). Knows no kernel and no launch.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+MAX_CHUNKS = 64
+MASKED = np.float32(-1e30)
+LOG2_E = np.float32(1.44269504)
+
+
+class Chunk(NamedTuple):
+    """m, l: (n_head_kv, queries a KV head), the maximal score and the sum of the weights
+    exp(score - m); acc: (n_head_kv, queries, head_dim), the values weighted by them."""
+
+    m: np.ndarray
+    l: np.ndarray  # noqa: E741
+    acc: np.ndarray
+
+
+class Scoring(NamedTuple):
+    """How scores are made: `window` 0 sees everything, `softcap` 0 caps nothing."""
+
+    scale: float
+    softcap: float
+    window: int
+
+
+def chunk_length(n_visible: int, smallest: int) -> int:
+    """Positions a chunk: `smallest` times a power of two, so that MAX_CHUNKS are enough.
+
+    Chunks begin at multiples of the length, so a window may touch one more than it fills.
+    """
+    length = smallest
+    while length * (MAX_CHUNKS - 1) < n_visible:
+        length *= 2
+    return length
+
+
+def visible(kv_len: int, window: int) -> int:
+    """How many positions the last of `kv_len` sees."""
+    return min(kv_len, window) if window else kv_len
+
+
+def count_chunks(kv_len: int, window: int, smallest: int) -> int:
+    """Chunks that the last of `kv_len` positions sees something of."""
+    length = chunk_length(visible(kv_len, window), smallest)
+    return -(-kv_len // length) - (kv_len - visible(kv_len, window)) // length
+
+
+def halves(x: np.ndarray) -> np.ndarray:
+    """float32, rounded to what a half can hold."""
+    return x.astype(np.float16).astype(np.float32)
+
+
+def chunks(q: np.ndarray, cache_k: np.ndarray, cache_v: np.ndarray, first: int, how: Scoring,
+           chunk: int, round_to_half: bool = False) -> Iterator[Chunk]:
+    """The chunks that rows of queries see, in order.
+
+    q: (n, n_head, head_dim), of the positions from `first` on; caches: (n_slots, n_head_kv,
+    head_dim), slot = position % n_slots. With `round_to_half` queries and weights are halves, and
+    maxima are the next whole powers of two above, as many rows on a GPU have it.
+    """
+    n_slots, n_head_kv, head_dim = cache_k.shape
+    n, group = len(q), q.shape[1] // n_head_kv
+    rows = np.repeat(first + np.arange(n), group)  # the position of each query
+    queries = (
+        q.reshape(n, n_head_kv, group, head_dim).transpose(1, 0, 2, 3)
+        .reshape(n_head_kv, n * group, head_dim) * np.float32(how.scale)
+    )
+    queries = halves(queries) if round_to_half else queries
+    low = max(0, first - how.window + 1) if how.window else 0
+    for start in range(low - low % chunk, first + n, chunk):
+        where = np.arange(max(start, low), min(start + chunk, first + n))
+        slots = slice(where[0], where[-1] + 1) if where[-1] < n_slots else where % n_slots
+        k, v = (c[slots].astype(np.float32, copy=False).transpose(1, 0, 2)
+                for c in (cache_k, cache_v))
+        scores = queries @ k.transpose(0, 2, 1)  # (n_head_kv, n * group, chunk)
+        if how.softcap:
+            scores = np.float32(how.softcap) * np.tanh(scores / np.float32(how.softcap))
+        if n > 1:
+            hidden = where > rows[:, None]
+            if how.window:
+                hidden |= where <= rows[:, None] - how.window
+            scores[:, hidden] = MASKED  # finite: a row may see nothing of a chunk
+        m = scores.max(axis=-1)
+        if round_to_half:
+            m = np.ceil(m * LOG2_E) / LOG2_E
+        p = np.exp(scores - m[..., None])
+        yield Chunk(m, p.sum(axis=-1), (halves(p) if round_to_half else p) @ v)
+
+
+def merge(parts: Iterator[Chunk]) -> np.ndarray:
+    """The answer of chunks that are combined from left to right: acc's shape."""
+    m, total, acc = next(parts)
+    for part in parts:
+        top = np.maximum(m, part.m)
+        keep, add = np.exp(m - top), np.exp(part.m - top)
+        total = total * keep + part.l * add
+        acc = acc * keep[..., None] + part.acc * add[..., None]
+        m = top
+    return acc / total[..., None]
+
+
+def attend(q: np.ndarray, cache_k: np.ndarray, cache_v: np.ndarray, first: int, how: Scoring,
+           chunk: int, round_to_half: bool = False) -> np.ndarray:
+    """Attention of rows (n, n_head * head_dim) from position `first` on; caches as in `chunks`."""
+    n, (_, n_head_kv, head_dim) = len(q), cache_k.shape
+    heads = q.reshape(n, -1, head_dim)
+    found = merge(chunks(heads, cache_k, cache_v, first, how, chunk, round_to_half))
+    return found.reshape(n_head_kv, n, -1, head_dim).transpose(1, 0, 2, 3).reshape(n, -1)

@@ -1,0 +1,168 @@
+"""The attention operation: which kernels attend over the KV cache, and what comes before and after.
+
+On a GPU a step of one row is norm and products, one launch for all that its position needs and the
+attention itself, and the output product. Knows no device, no file and no model.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from llamagraph.errors import LlamaGraphError
+from llamagraph.kernels.attend import MAX_CHUNKS, chunk_length
+from llamagraph.kernels.attention_few import (
+    BLOCKS,
+    HEADS,
+    attention_combine,
+    attention_decode,
+    attention_split,
+)
+from llamagraph.kernels.attention_rows import attention_rows
+from llamagraph.kernels.linear import linear, linear_residual, qkv
+from llamagraph.kernels.norm import norm_add, norm_heads
+from llamagraph.kernels.rope import store
+from llamagraph.kernels.rope_attention import rope_attention_decode, rope_attention_split
+from llamagraph.kernels.step import N_COUNTERS
+from llamagraph.program.launch import Buffer
+from llamagraph.program.tape import Tape
+from llamagraph.program.target import Target
+from llamagraph.program.weights import Weights
+
+LONG_KV = 8192  # from this KV length on, chunks are combined by a kernel of their own
+SPLIT_ROWS = 8  # up to this many rows the KV is split among blocks, above it the rows are
+LARGEST_HEAD = {"F16": 256, "F32": 128}  # that the registers of a GPU's threads have room for
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """What a layer's attention looks like. `window` 0 sees everything, `softcap` 0 caps nothing."""
+
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    scale: float
+    neox: bool = False
+    mscale: float = 1.0
+    window: int = 0
+    softcap: float = 0.0
+
+
+@dataclass(frozen=True)
+class LayerKV:
+    """A layer's part of the KV cache: k and v are (n_slots, n_head_kv, head_dim)."""
+
+    k: Buffer
+    v: Buffer
+
+
+def smallest_chunk(target: Target) -> int:
+    return 64 if target.is_cuda else 256
+
+
+def attention_class(kv_len: int) -> str:
+    """The depth class of a StepKey."""
+    return "short" if kv_len < LONG_KV else "long"
+
+
+def attention_vars(target: Target, kv_len: int) -> dict[str, int]:
+    """How many blocks share the chunks: a power of two, so that it changes ever more seldom."""
+    chunk = smallest_chunk(target)
+    chunks = -(-kv_len // chunk_length(kv_len, chunk))
+    return {BLOCKS.name: 1 << (chunks - 1).bit_length()}
+
+
+def _constants(shape: AttentionShape, kv: LayerKV) -> dict[str, Any]:
+    return {"N_HEAD": shape.n_head, "N_HEAD_KV": shape.n_head_kv, "HEAD_DIM": shape.head_dim,
+            "KV": kv.k.dtype}
+
+
+def _chunked(tape: Tape, shape: AttentionShape, kv: LayerKV) -> dict[str, Any]:
+    """The constants of kernels that cut the KV into chunks."""
+    return {**_constants(shape, kv), "CHUNK": smallest_chunk(tape.target),
+            "MAX_CHUNKS": MAX_CHUNKS}
+
+
+def _partials(tape: Tape, shape: AttentionShape) -> Buffer:
+    """Room for every chunk's result: see `attention_split`."""
+    rows, shares = tape.key.rows, -(-shape.n_head // shape.n_head_kv // HEADS)
+    assert rows * shape.n_head_kv * shares <= N_COUNTERS
+    return tape.scratch("attn_partials", rows, shape.n_head, MAX_CHUNKS * (shape.head_dim + 2))
+
+
+def _combine(tape: Tape, shape: AttentionShape, kv: LayerKV, partials: Buffer, out: Buffer
+             ) -> None:
+    tape.launch(attention_combine(**_chunked(tape, shape, kv)), partials, tape.io["pos"],
+                tape.io["n_rows"], out, shape.window, label="attn_combine", variant="split",
+                reason="a block a head", stable=False)
+
+
+def _attend(tape: Tape, q: Buffer, shape: AttentionShape, kv: LayerKV) -> Buffer:
+    """Chooses how the work is shared: by rows, or by chunks of the KV."""
+    io, rows = tape.io, tape.key.rows
+    out = tape.scratch("attn_out", *q.shape)
+    seen = (q, kv.k, kv.v, io["pos"], io["n_rows"])
+    how = (shape.scale, shape.softcap, shape.window, kv.k.shape[0])
+    if rows > SPLIT_ROWS:
+        tape.launch(attention_rows(**_constants(shape, kv)), *seen, out, *how, label="attn",
+                    variant="rows", reason=f"{rows} rows fill the machine", stable=False)
+        return out
+    constants, partials = _chunked(tape, shape, kv), _partials(tape, shape)
+    if tape.key.attention == "short":
+        tape.launch(attention_decode(**constants), *seen, partials, io["counters"], out, *how,
+                    label="attn", variant="decode",
+                    reason=f"few rows, KV below {LONG_KV}: the last block combines", stable=False)
+        return out
+    tape.launch(attention_split(**constants), *seen, partials, *how, label="attn",
+                variant="split", reason=f"few rows, KV from {LONG_KV}", stable=False)
+    _combine(tape, shape, kv, partials, out)
+    return out
+
+
+def _rope_attend(tape: Tape, heads: tuple[Buffer, Buffer, Buffer], w: Weights,
+                 shape: AttentionShape, kv: LayerKV, inv_freq: Buffer, eps: float) -> Buffer:
+    """One row: norms of q and k, rope, the write of k and v and the attention in a launch."""
+    io, normed = tape.io, "attn_q_norm" in w
+    out, partials = tape.scratch("attn_out", *heads[0].shape), _partials(tape, shape)
+    norms = (w.attn_q_norm.weight, w.attn_k_norm.weight) if normed else (inv_freq, inv_freq)
+    seen = (*heads, *norms, inv_freq, io["pos"], kv.k, kv.v, partials)
+    how = (shape.scale, shape.softcap, shape.mscale, eps, shape.window, kv.k.shape[0])
+    constants = {**_chunked(tape, shape, kv), "N_ROT": 2 * inv_freq.shape[0],
+                 "NEOX": int(shape.neox), "QK_NORM": int(normed)}
+    why = f"one row, with rope{' and norms' if normed else ''} and the write of k and v"
+    if tape.key.attention == "short":
+        tape.launch(rope_attention_decode(**constants), *seen, io["counters"], out, *how,
+                    label="attn", variant="rope decode",
+                    reason=f"{why}; KV below {LONG_KV}: the last block combines", stable=False)
+        return out
+    tape.launch(rope_attention_split(**constants), *seen, *how, label="attn",
+                variant="rope split", reason=f"{why}; KV from {LONG_KV}", stable=False)
+    _combine(tape, shape, kv, partials, out)
+    return out
+
+
+def _check(tape: Tape, w: Weights, shape: AttentionShape, kv: LayerKV) -> None:
+    """LlamaGraphError where a GPU has no kernel for the heads."""
+    largest = LARGEST_HEAD.get(kv.k.dtype, 0)
+    if tape.target.is_cuda and (shape.head_dim % 16 or shape.head_dim > largest):
+        raise LlamaGraphError(
+            f"{w.name}: heads have {shape.head_dim} numbers and the KV cache is {kv.k.dtype}; "
+            f"on a GPU they have a multiple of 16 up to {largest}; use --device cpu"
+        )
+
+
+def attention(tape: Tape, hidden: Buffer, w: Weights, shape: AttentionShape, kv: LayerKV,
+              inv_freq: Buffer, eps: float) -> None:
+    """hidden += output(attention(norm(hidden))), with the layer's q, k and post norms if any."""
+    _check(tape, w, shape, kv)
+    q, k, v = qkv(tape, hidden, w, eps)
+    norms = [(x, name) for x, name in ((q, "attn_q_norm"), (k, "attn_k_norm")) if name in w]
+    if tape.target.is_cuda and tape.key.rows == 1 and len(norms) != 1:
+        out = _rope_attend(tape, (q, k, v), w, shape, kv, inv_freq, eps)
+    else:
+        for x, name in norms:
+            norm_heads(tape, x, getattr(w, name), eps)
+        store(tape, q, k, v, inv_freq, kv.k, kv.v, neox=shape.neox, mscale=shape.mscale)
+        out = _attend(tape, q, shape, kv)
+    if "post_attention_norm" in w:
+        norm_add(tape, linear(tape, out, w.attn_output), w.post_attention_norm, hidden, eps)
+    else:
+        linear_residual(tape, out, w.attn_output, hidden)

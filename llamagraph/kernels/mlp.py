@@ -1,0 +1,58 @@
+"""The gated feed-forward block: act(x @ gate.T) * (x @ up.T), then down (arXiv:2002.05202)."""
+
+import numpy as np
+
+from llamagraph.kernels.activations import ACTIVATIONS
+from llamagraph.kernels.gemv import constants, gemv_norm_gated
+from llamagraph.kernels.layouts import shared_layout, type_of
+from llamagraph.kernels.linear import linear, linear_residual, one_row, reason
+from llamagraph.kernels.norm import norm, norm_add
+from llamagraph.program.launch import Buffer, Geometry, In, Out, kernel
+from llamagraph.program.tape import Tape
+from llamagraph.program.weights import Weights
+
+
+def _geometry(target, gate: Buffer, up, n_rows, out, *, ACT: str) -> Geometry:
+    return Geometry((-(-gate.shape[1] // 1024), gate.shape[0], 1), 256)
+
+
+def _example(rng):
+    for i, (rows, n_rows) in enumerate(((1, 1), (2, 2), (8, 7), (8, 8), (64, 33), (512, 512))):
+        shape = (rows, (96, 1536, 4100)[i % 3] if rows < 512 else 32)
+        gate, up = (3 * rng.standard_normal(shape, np.float32) for _ in range(2))
+        n = np.array([n_rows], np.int32)
+        yield (gate, up, n, np.empty_like(gate)), {"ACT": ("silu", "gelu")[i % 2]}
+
+
+@kernel("mlp.cu", geometry=_geometry, example=_example)
+def gate_act(gate: In, up: In, n_rows: In, out: Out, *, ACT: str) -> None:
+    """out = act(gate) * up, all (rows, n_ff)."""
+    n = n_rows[0]
+    np.multiply(ACTIVATIONS[ACT](gate[:n]), up[:n], out=out[:n])
+
+
+def _gated(tape: Tape, hidden: Buffer, w: Weights, eps: float, act: str) -> Buffer:
+    """act(gate(norm(hidden))) * up(norm(hidden)): (rows, n_ff)."""
+    gate, up = w.ffn_gate, w.ffn_up
+    out = tape.scratch("ffn_act", hidden.shape[0], gate.weight.shape[0])
+    if (one_row(tape, hidden, gate.weight) and shared_layout((gate.weight, up.weight))
+            and gate.bias is None and up.bias is None):
+        how = constants(tape.target, [gate.weight, up.weight], parts=2)
+        tape.launch(gemv_norm_gated(**how, ACT=act), hidden, w.ffn_norm.weight, gate.weight,
+                    up.weight, out, eps, label="ffn_gate_up",
+                    variant=f"{type_of(gate.weight)} {act}",
+                    reason=reason("one row: norm, gate, up and act in a launch", gate.weight))
+        return out
+    x = norm(tape, hidden, w.ffn_norm, eps)
+    tape.launch(gate_act(ACT=act), linear(tape, x, gate), linear(tape, x, up), tape.io["n_rows"],
+                out, label="ffn_act", variant=act)
+    return out
+
+
+def mlp(tape: Tape, hidden: Buffer, w: Weights, eps: float, act: str = "silu") -> None:
+    """hidden += down(act(gate(norm(hidden))) * up(norm(hidden))), with a post norm if there is."""
+    out = _gated(tape, hidden, w, eps, act)
+    if "post_ffw_norm" in w:
+        norm_add(tape, linear(tape, out, w.ffn_down), w.post_ffw_norm, hidden, eps)
+    else:
+        linear_residual(tape, out, w.ffn_down, hidden)

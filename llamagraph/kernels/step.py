@@ -1,0 +1,65 @@
+"""The `io` arena: the values that change every token live on the device, and a step advances them.
+
+The sequence itself is there (`tokens`, by position). A step reads `n_rows` tokens from `pos` on,
+and its last kernel moves `pos` forward, so a replay needs nothing from the host.
+"""
+
+import numpy as np
+
+from llamagraph.program.launch import Buffer, Geometry, InOut, Value, dense, kernel
+from llamagraph.program.plan import ALIGNMENT
+from llamagraph.program.tape import Tape
+
+SAMPLER_FLOATS = (
+    "temp", "top_p", "min_p", "typical", "repeat_penalty", "presence_penalty", "frequency_penalty",
+)
+SAMPLER_INTS = ("top_k", "repeat_last_n", "seed_low", "seed_high", "n_bias")
+MAX_BIAS = 1024  # entries of a logit bias
+N_COUNTERS = 4096  # zero between launches; a kernel that counts leaves them at zero
+
+
+def step_io(n_ctx: int) -> dict[str, Buffer]:
+    """The buffers of the `io` arena for sequences of up to `n_ctx` tokens.
+
+    `published` lies in the `mapped` arena, which the host can read while steps run: a chosen token
+    appears there at its position.
+    """
+    shapes = {
+        "pos": ("I32", 1),  # of the step's first row
+        "n_rows": ("I32", 1),  # true rows of the step, at most the bucket
+        "one": ("I32", 1),  # always 1: the row count of kernels behind the last row's choice
+        "tokens": ("I32", n_ctx + 1),  # the sequence; the sampled token is tokens[pos + n_rows]
+        "sampler_floats": ("F32", len(SAMPLER_FLOATS)),
+        "sampler_ints": ("I32", len(SAMPLER_INTS)),
+        "bias_ids": ("I32", MAX_BIAS),
+        "bias_values": ("F32", MAX_BIAS),
+        "counters": ("U32", N_COUNTERS),
+    }
+    buffers, offset = {}, 0
+    for name, (dtype, length) in shapes.items():
+        buffers[name] = dense(name, "io", offset, (length,), dtype)
+        offset = -(-buffers[name].stop // ALIGNMENT) * ALIGNMENT
+    buffers["published"] = dense("published", "mapped", 0, (n_ctx + 1,), "I32")
+    return buffers
+
+
+def _single(target, *args: Value) -> Geometry:
+    return Geometry((1, 1, 1), 32)
+
+
+def _advance_example(rng):
+    yield (np.array([7], np.int32), np.array([3], np.int32)), {}
+
+
+@kernel("step.cu", geometry=_single, example=_advance_example)
+def advance(pos: InOut, n_rows: InOut) -> None:
+    """pos += n_rows; the next step has one row."""
+    pos += n_rows
+    n_rows[0] = 1
+
+
+def end_step(tape: Tape) -> None:
+    """Moves the position where no choice of a token does it."""
+    tape.launch(advance, tape.io["pos"], tape.io["n_rows"], label="advance")
+
+

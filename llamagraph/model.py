@@ -1,0 +1,238 @@
+"""The Python face: open a model, generate, read logits. Knows no terminal and no options.
+
+    with llamagraph.open("model.gguf") as model:
+        for id, text in model.generate("The capital of France is", temp=0):
+            print(text, end="")
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from llamagraph.devices import open_device
+from llamagraph.errors import LlamaGraphError
+from llamagraph.gguf.hub import default_model
+from llamagraph.gguf.reader import GGUFFile
+from llamagraph.program.device import Device
+from llamagraph.runner import Runner
+from llamagraph.sampling import BANNED, SamplingParams
+from llamagraph.text import Tokenizer
+
+
+class Token(NamedTuple):
+    """A token and the characters that it completed."""
+
+    id: int
+    text: str
+
+
+@dataclass
+class Timings:
+    """Seconds since generation began, and how many tokens they were spent on."""
+
+    load_seconds: float = 0.0
+    first_token_seconds: float = 0.0
+    seconds: float = 0.0
+    n_prompt: int = 0
+    n_generated: int = 0
+
+    @property
+    def prompt_tokens_per_second(self) -> float:
+        return self.n_prompt / self.first_token_seconds if self.first_token_seconds else 0.0
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        spent = self.seconds - self.first_token_seconds
+        return (self.n_generated - 1) / spent if spent > 0 else 0.0
+
+    def as_dict(self) -> dict[str, float]:
+        return {
+            "load_seconds": self.load_seconds,
+            "first_token_seconds": self.first_token_seconds,
+            "prompt_tokens_per_second": self.prompt_tokens_per_second,
+            "decode_tokens_per_second": self.decode_tokens_per_second,
+        }
+
+
+class StopText:
+    """Cuts text at the first of some strings; what may yet become one is held back."""
+
+    def __init__(self, stops: Sequence[str]):
+        self._stops = [s for s in stops if s]
+        self._held = ""
+        self.stopped = False
+
+    def feed(self, text: str) -> str:
+        """The text that can be shown now."""
+        held = self._held + text
+        found = [i for s in self._stops if (i := held.find(s)) >= 0]
+        if found:
+            self.stopped, self._held = True, ""
+            return held[: min(found)]
+        n = max((self._overlap(held, s) for s in self._stops), default=0)
+        self._held = held[len(held) - n :]
+        return held[: len(held) - n]
+
+    def flush(self) -> str:
+        """What was held back, at the end."""
+        held, self._held = self._held, ""
+        return held
+
+    @staticmethod
+    def _overlap(text: str, stop: str) -> int:
+        """How many characters at the end of text begin the stop string."""
+        return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1)
+                     if text.endswith(stop[:n])), 0)
+
+
+@dataclass
+class Generation:
+    """An answer as it grows: iterate for its tokens, read the rest at any time.
+
+    `stop_reason`: "eog", "limit", "context", "stop" (a stop string), or None while it runs. An
+    end-of-generation token is not part of `tokens`.
+    """
+
+    model: "Model"
+    prompt_tokens: list[int]
+    params: SamplingParams
+    limit: int = -1
+    stop: Sequence[str] = ()
+    ignore_eos: bool = False
+    n_logprobs: int = 0
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    stop_reason: str | None = None
+    logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    timings: Timings = field(default_factory=Timings)
+
+    def __iter__(self) -> Iterator[Token]:
+        for token in self._tokens():
+            self.text += token.text
+            yield token
+
+    def _tokens(self) -> Iterator[Token]:
+        runner, tokenizer = self.model.runner, self.model.tokenizer
+        self.timings = Timings(self.model.load_seconds, n_prompt=len(self.prompt_tokens))
+        runner.reset()
+        decoder, stop = tokenizer.decoder(), StopText(self.stop)
+        start = time.perf_counter()
+        if self.limit == 0:
+            self.stop_reason = "limit"
+            return
+        seen = self._take_logprobs if self.n_logprobs else None
+        for id in runner.generate(self.prompt_tokens, self.params, self.limit, seen):
+            self.timings.seconds = time.perf_counter() - start
+            self.timings.n_generated += 1
+            if self.timings.n_generated == 1:
+                self.timings.first_token_seconds = self.timings.seconds
+            if not self.ignore_eos and tokenizer.is_eog(id):
+                self.stop_reason = "eog"
+                if rest := stop.feed(decoder.flush()) + stop.flush():
+                    yield Token(id, rest)
+                return
+            self.tokens.append(id)
+            text = stop.feed(decoder.feed(id))
+            if stop.stopped:
+                self.stop_reason = "stop"
+            elif self.timings.n_generated == self.limit:
+                self.stop_reason = "limit"
+            elif len(self.prompt_tokens) + self.timings.n_generated > runner.n_ctx:
+                self.stop_reason = "context"
+            if self.stop_reason and not stop.stopped:
+                text += stop.feed(decoder.flush()) + stop.flush()
+            yield Token(id, text)
+            if self.stop_reason:
+                return
+
+    def _take_logprobs(self, executor: Any) -> None:
+        logits = self.model.runner.read_logits(executor)[0].astype(np.float64)
+        ids = np.argsort(-logits, kind="stable")[: self.n_logprobs]
+        total = np.log(np.exp(logits - logits.max()).sum()) + logits.max()
+        self.logprobs.append([(int(i), float(logits[i] - total)) for i in ids])
+
+
+class Model:
+    """A loaded model. Close it, or use it in a `with` statement."""
+
+    def __init__(self, file: GGUFFile, device: Device, mode: str | None = None,
+                 n_ctx: int | None = None, progress: Callable[[str, int, int], None] | None = None,
+                 warn: Callable[[str], None] = lambda _: None):
+        start = time.perf_counter()
+        self.file, self.path = file, file.path
+        self.tokenizer = Tokenizer(file.metadata, str(file.path))
+        mode = mode or ("capture" if device.target.is_cuda else "stream")
+        self.runner = Runner(file, device, mode, n_ctx, progress, warn)
+        self.load_seconds = time.perf_counter() - start
+
+    def generate(self, prompt: str | Sequence[int], *, limit: int = -1, stop: Sequence[str] = (),
+                 ignore_eos: bool = False, logprobs: int = 0, **sampling: Any) -> Generation:
+        """An answer to raw text or token ids, up to `limit` tokens (-1: no limit).
+
+        `sampling` are the fields of `SamplingParams`; `logprobs` the number of likeliest tokens to
+        keep a step. Raises LlamaGraphError for an empty prompt or one that is too long.
+        """
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not ids:
+            raise LlamaGraphError("the prompt is empty; give some text")
+        try:
+            params = SamplingParams(**sampling).seeded()
+        except TypeError as error:
+            raise LlamaGraphError(f"unknown sampling parameter: {error}") from None
+        if bad := [id for id in params.logit_bias if not 0 <= id < self.tokenizer.n_vocab]:
+            raise LlamaGraphError(f"logit bias for token {bad[0]}; the model has tokens 0 to "
+                                  f"{self.tokenizer.n_vocab - 1}")
+        if ignore_eos:
+            banned = dict.fromkeys(self.tokenizer.eog, BANNED)
+            params = SamplingParams(**{**params.__dict__,
+                                       "logit_bias": {**params.logit_bias, **banned}})
+        return Generation(self, ids, params, limit, stop, ignore_eos, logprobs)
+
+    def logits(self, tokens: Sequence[int]) -> np.ndarray:
+        """float32 (n_tokens, n_vocab): what the model expects after each of the tokens."""
+        if len(tokens) == 0:
+            raise LlamaGraphError("there are no tokens to read logits after")
+        self.runner.reset()
+        return self.runner.logits(tokens)
+
+    def close(self) -> None:
+        self.runner.close()
+        self.file.close()
+
+    def __enter__(self) -> "Model":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open(path: str | Path | None = None, *, device: str | Device | None = None,
+         mode: str | None = None, n_ctx: int | None = None, n_threads: int | None = None,
+         offline: bool = False, progress: Callable[[str, int, int], None] | None = None,
+         warn: Callable[[str], None] = lambda _: None) -> Model:
+    """Opens a GGUF file (None: the default model, fetched once) on a device.
+
+    `device` is "auto", "cpu", "cuda" or an open device; `mode` one of `llamagraph.execute`'s
+    EXECUTORS; `n_ctx` the longest sequence (None: the model's own). `warn` hears single lines.
+    """
+    file = GGUFFile(path if path is not None else default_model(offline, progress))
+    opened = None
+    try:
+        if device is None or isinstance(device, str):
+            device = opened = open_device(device or "auto", n_threads=n_threads, warn=warn)
+        return Model(file, device, mode, n_ctx, progress, warn)
+    except BaseException:
+        if opened is not None:
+            opened.close()
+        file.close()
+        raise
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer of a GGUF file, without its weights."""
+    with GGUFFile(path) as file:
+        return Tokenizer(file.metadata, str(path))

@@ -1,0 +1,113 @@
+"""What a device is: three objects and a target. Every executor and the runner see only this."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from llamagraph.program.launch import Buffer, Call, Kernel, Launch
+from llamagraph.program.target import Target
+
+
+class Repack(Protocol):
+    """How a device that has layouts of its own stores a weight."""
+
+    def convert(self, weight: Buffer, raw: Any) -> Any:
+        """The file's bytes, uint8 (n_bytes,), in the type that the weight is stored in."""
+
+    def launch(self, weight: Buffer, raw: Buffer) -> Launch | None:
+        """Brings those bytes, now on the device, into the weight's layout; None where they are."""
+
+
+class Memory(Protocol):
+    """Arenas of bytes. Buffers keep their address for as long as the device is open."""
+
+    def reserve(self, arena: str, n_bytes: int) -> None:
+        """Makes an arena of that size; its bytes become usable with `grow`."""
+
+    def grow(self, arena: str, start: int, stop: int) -> None:
+        """Makes the bytes from start to stop usable. Raises MemoryLimitError."""
+
+    def available(self) -> int:
+        """Bytes that can still be used."""
+
+    def weight_bytes(self, weight: Buffer) -> int:
+        """Bytes that a weight takes on this device."""
+
+    def upload(self, weight: Buffer, raw: Any, repack: Repack) -> None:
+        """Stores a weight from its bytes in the file, uint8 (n_bytes,)."""
+
+    def write(self, buffer: Buffer, values: Any, first: int = 0) -> None:
+        """Writes numbers into a buffer from element `first` on, behind the work queued so far."""
+
+    def read(self, buffer: Buffer) -> Any:
+        """The buffer as a numpy array of its shape, after all queued work."""
+
+    def host_view(self, buffer: Buffer) -> Any:
+        """A live numpy array over a buffer of the `mapped` arena, which the host shares."""
+
+    def address(self, buffer: Buffer) -> Any:
+        """What stands for the buffer in a `Call`; compares by value."""
+
+    def account(self) -> dict[str, int]:
+        """Bytes in use, by arena."""
+
+
+class Queue(Protocol):
+    """An ordered queue of launches. `ahead`: launches return before their work is done."""
+
+    ahead: bool
+
+    def load(self, kernels: Iterable[Kernel]) -> None:
+        """Makes kernels ready, many at once in less time than one by one in `bind`."""
+
+    def bind(self, call: Call) -> Any:
+        """The call made ready: its kernel loaded, its arguments packed."""
+
+    def launch(self, bound: Any) -> Any:
+        """Queues a bound call; inside a capture returns its node."""
+
+    def wait(self) -> None:
+        """Returns when all queued work is done."""
+
+    def time(self, work: Callable[[], Any]) -> float:
+        """Seconds that the device takes for what `work` queues."""
+
+
+class Graphs(Protocol):
+    """Executables made of bound calls."""
+
+    def capture(self, record: Callable[[], Sequence[Any]]) -> tuple[Any, Sequence[Any]]:
+        """Runs `record` in a capture: the executable, and the nodes that it returned."""
+
+    def build(self, bound: Sequence[Any], before: Sequence[Sequence[int]]) -> tuple[Any, Any]:
+        """One node a bound call, an edge from each of `before[i]` to i: executable and nodes."""
+
+    def update(self, graph: Any, node: Any, bound: Any) -> None:
+        """Lets a node launch another bound call of the same kernel from the next replay on."""
+
+    def replay(self, graph: Any) -> None:
+        """Queues the executable."""
+
+    def size(self, graph: Any) -> int:
+        """Bytes that the executable takes, as far as they are known."""
+
+    def close(self, graph: Any) -> None:
+        """Frees the executable once it is idle."""
+
+
+class Device(Protocol):
+    """`name` is what --device calls it."""
+
+    name: str
+    target: Target
+
+    @property
+    def memory(self) -> Memory: ...
+
+    @property
+    def queue(self) -> Queue: ...
+
+    @property
+    def graphs(self) -> Graphs: ...
+
+    def close(self) -> None:
+        """Frees everything; the device cannot be used after."""

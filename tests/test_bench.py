@@ -1,0 +1,216 @@
+"""The bench: its cases, its arithmetic, and results that agree with the model and each other."""
+
+import json
+import re
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from third_device import ListDevice
+from tiny import tiny_model
+
+from llamagraph.bench import (
+    Case,
+    Result,
+    Step,
+    against_floor,
+    bench,
+    cases_of,
+    latencies,
+    random_tokens,
+    speeds,
+)
+from llamagraph.cli import cli
+from llamagraph.devices.cpu import CpuDevice
+from llamagraph.errors import LlamaGraphError
+from llamagraph.execute import EXECUTORS
+from llamagraph.gguf.reader import GGUFFile, Metadata
+from llamagraph.gguf.synthetic import Shape, SyntheticFile
+from llamagraph.kernels.probe import fill_words, read_all, read_bandwidth
+
+LAYERS = 2
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    return tiny_model(folder / "m.gguf", n_ctx=2048, n_layer=LAYERS)
+
+
+def run(model, cases, modes=("stream",), repetitions=2, **options) -> list[Result]:
+    """Results for a path or an open file; the read bandwidth from a mebibyte."""
+    file = model if isinstance(model, GGUFFile) else GGUFFile(model)
+    return list(bench(file, CpuDevice(), cases, modes, repetitions, probe_bytes=1 << 20, **options))
+
+
+def test_cases_are_named_and_ordered_by_depth():
+    cases = cases_of([512, 0], [128], [(512, 128)], [0, 4096])
+    assert [c.name for c in cases] == [
+        "pp512", "tg128", "pp512+tg128",
+        "pp512 @ d4096", "tg128 @ d4096", "pp512+tg128 @ d4096",
+    ]
+    assert cases_of([0], [0], [], [0]) == []
+
+
+def test_results_are_consistent_in_every_mode(path):
+    cases = cases_of([20], [6], [(9, 3)], [0, 30])
+    results = run(path, cases, list(EXECUTORS), 3)
+    assert [(r.name, r.graph_mode) for r in results] == [
+        (c.name, m) for c in cases for m in EXECUTORS
+    ]
+    for r in results:
+        n = r.n_prompt + r.n_gen
+        assert len(r.samples_ns) == 3 and r.avg_ns == round(np.mean(r.samples_ns))
+        assert r.samples_ts == [1e9 * n / ns for ns in r.samples_ns]
+        assert r.avg_ts == pytest.approx(np.mean(r.samples_ts))
+        assert r.gb_per_s == pytest.approx(r.bytes_per_token * n / np.mean(r.samples_ns))
+        assert r.pct_of_floor == pytest.approx(100 * r.gb_per_s / r.read_gb_per_s)
+        assert r.floor_ts == pytest.approx(1e9 * r.read_gb_per_s / r.bytes_per_token)
+        assert 0 < r.p50_ns <= r.p95_ns and r.host_us_per_token > 0
+        assert r.node_updates == 0
+        assert r.n_nodes == {"stream": 0, "partial": r.n_launches - LAYERS}.get(
+            r.graph_mode, r.n_launches
+        )
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", r.test_time)
+
+
+def test_modes_choose_the_same_last_token(path):
+    results = run(path, cases_of([20], [6], [(9, 3)], [0, 30]), list(EXECUTORS), 1)
+    by_case = {r.name: set() for r in results}
+    for r in results:
+        by_case[r.name].add(r.last_token)
+    assert all(len(tokens) == 1 for tokens in by_case.values())
+
+
+def test_a_decode_step_moves_the_weights_and_little_else():
+    shape = Shape(2, 256, 256, 4, 2, 64, 300, tied=True)
+    file = SyntheticFile("small:f32", {"small": shape})
+    weights = sum(t.n_bytes for t in file.tensors.values())  # tied: all are read
+    cases = cases_of([], [2], [], [0, 512])
+    result, deep = run(file, cases, repetitions=1)
+    assert result.bytes_per_token == pytest.approx(weights, rel=0.05)
+    kv = 2 * 2 * 512 * 2 * 64 * 4  # k and v, layers, positions, heads, numbers, bytes
+    assert deep.bytes_per_token - result.bytes_per_token == pytest.approx(kv, rel=0.01)
+    assert result.model_size == weights and result.model_type == "llama 0.865M F32"
+
+
+def test_a_prompt_is_counted_in_the_steps_of_its_buckets(path):
+    short, long = run(path, cases_of([512, 1024], [], [], [0]), repetitions=1)
+    assert short.bytes_per_token * 512 < long.bytes_per_token * 1024
+    assert long.n_launches == short.n_launches and long.n_ubatch == 512
+
+
+@pytest.mark.parametrize("mode", EXECUTORS)
+def test_updates_count_the_launches_that_a_repetition_changes(path, mode):
+    """The attention of each layer when the KV passes 256 positions, and again on the way back."""
+    (result,) = run(path, [Case(0, 20, 250)], [mode])
+    assert result.node_updates == 2 * LAYERS
+
+
+def test_a_context_that_is_too_small_is_explained(path):
+    with pytest.raises(LlamaGraphError, match=r"tg8 @ d90 needs a context of 98 tokens.*-c"):
+        run(path, cases_of([], [8], [], [0, 90]), n_ctx=97)
+    assert run(path, cases_of([], [8], [], [90]), n_ctx=98, repetitions=1)[0].n_depth == 90
+
+
+def test_random_tokens_begin_with_bos_where_the_model_adds_it(path):
+    file = GGUFFile(path)
+    n_vocab = file.tensors["token_embd.weight"].shape[0]
+    plain = random_tokens(file, 0, 50)
+    assert plain == random_tokens(file, 0, 50) and max(plain) < n_vocab and len(set(plain)) > 30
+    file.metadata = Metadata(path, {**file.metadata, "tokenizer.ggml.add_bos_token": True})
+    bos = file.metadata["tokenizer.ggml.bos_token_id"]
+    assert random_tokens(file, 0, 50) == [bos, *plain[1:]]
+    assert random_tokens(file, 7, 50)[0] != bos
+
+
+def test_the_arithmetic():
+    found = speeds(100, [10**9, 2 * 10**9])
+    assert found["avg_ns"] == 1.5e9 and found["samples_ts"] == [100, 50]
+    assert found["avg_ts"] == 75 and found["stddev_ts"] == pytest.approx(35.355, abs=1e-3)
+    assert speeds(1, [7])["stddev_ns"] == 0
+    floor = against_floor(10, [10**9], n_bytes=5 * 10**9, bandwidth=2e10)
+    assert floor["bytes_per_token"] == 5e8 and floor["gb_per_s"] == 5.0
+    assert floor["pct_of_floor"] == 25.0 and floor["floor_ts"] == 40.0
+    steps = [Step(8, 800, 8000, 1, None), Step(1, 10, 100, 1, None), Step(1, 30, 300, 1, None)]
+    assert latencies(Case(8, 2), steps)["p50_ns"] == 200
+    assert latencies(Case(8, 2), steps)["host_us_per_token"] == 0.02
+    assert latencies(Case(8), steps[:1])["p50_ns"] == 1000
+
+
+def test_the_probe_sums_every_word_once():
+    words = np.zeros(1000, np.uint32)
+    fill_words.reference(words, 999)
+    assert words[:999].tolist() == [i * 2654435761 % 2**32 for i in range(999)] and words[999] == 0
+    for (data, out, n_rounds), _ in read_all.example(np.random.default_rng(0)):
+        read_all.reference(data, out, n_rounds)
+        tiles = data.reshape(n_rounds, len(out), -1).astype(object)
+        assert [int(n) for n in out] == [tiles[:, b].sum() % 2**32 for b in range(len(out))]
+
+
+def test_the_probe_gives_its_memory_back():
+    for device in (CpuDevice(), CpuDevice(available=lambda: 1 << 20), ListDevice()):
+        assert read_bandwidth(device, 1 << 20) > 0
+        assert device.memory.account().get("probe", 0) == 0
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli, ["bench", "--device", "cpu", *arguments])
+
+
+def table(text):
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+
+
+def test_the_table_is_markdown_and_the_facts_are_on_stderr(path):
+    result = invoke("-m", str(path), "-p", "16", "-n", "2-4*2", "-pg", "8,2", "-d", "0,20",
+                    "-r", "1", "--graph-mode", "stream,capture")
+    assert result.exit_code == 0, result.stderr
+    header, rule, *rows = table(result.stdout)
+    assert header == ["model", "size", "params", "backend", "mode", "test", "t/s", "GB/s",
+                      "% floor", "launches", "updates", "prepare ms"]
+    assert all(re.fullmatch("-+:?", cell) for cell in rule)
+    assert {len(row) for row in rows} == {len(header)} and len(set(map(len, result.stdout
+                                                                          .splitlines()))) == 1
+    tests = ["pp16", "tg2", "tg4", "pp8+tg2"]
+    assert [(r[5], r[4]) for r in rows] == [
+        (name + end, mode) for end in ("", " @ d20") for name in tests
+        for mode in ("stream", "capture")
+    ]
+    assert all(re.fullmatch(r"\d+\.\d\d ± 0.00", r[6]) for r in rows)
+    assert "GB/s" in result.stderr and "|" not in result.stderr
+
+
+def test_json_has_every_field(path):
+    result = invoke("-m", str(path), "-p", "0", "-n", "2", "-o", "json")
+    (report,) = json.loads(result.stdout)
+    (expected,) = run(path, [Case(0, 2)])
+    assert list(report) == list(asdict(expected)) and len(report["samples_ns"]) == 2
+    same = ("model_filename", "model_n_params", "backends", "bytes_per_token", "last_token",
+            "n_launches", "type_k", "graph_mode", "cpu_info")
+    assert all(report[name] == getattr(expected, name) for name in same)
+
+
+def test_a_synthetic_model_needs_no_file():
+    result = invoke("--synthetic", "135m:q8_0", "-p", "1", "-n", "0", "-r", "1")
+    (row,) = table(result.stdout)[2:]
+    assert row[0] == "llama 135M Q8_0" and row[1] == "136.40 MiB" and row[5] == "pp1"
+
+
+@pytest.mark.parametrize("arguments, code, message", [
+    (("-m", "/does/not/exist.gguf"), 1, "cannot be read"),
+    (("--synthetic", "3b:q8_0"), 1, "135m, 1b, 8b, 70b"),
+    (("--synthetic", "135m:q8_0", "-m", "x"), 2, "two models"),
+    (("--synthetic", "135m:q8_0", "-p", "0", "-n", "0"), 2, "nothing to measure"),
+    (("-p", "5-2"), 2, "does not reach its end"), (("-p", "0-5*2"), 2, "does not reach its end"),
+    (("-d", "0-9999"), 2, "larger steps"), (("-n", "a"), 2, "'a' is not N"),
+    (("-pg", "5"), 2, "PROMPT,GENERATED"), (("--graph-mode", "stream,loop"), 2, "'loop'"),
+])
+def test_mistakes_end_in_one_line(arguments, code, message):
+    result = invoke(*arguments)
+    text = result.stderr + str(result.exception)
+    assert message in text and "Traceback" not in text
+    assert result.exit_code == code
+    if isinstance(result.exception, LlamaGraphError):
+        assert "\n" not in str(result.exception)

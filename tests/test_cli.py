@@ -1,0 +1,168 @@
+"""The command line: what goes where, and the exit codes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tracemalloc
+
+import pytest
+from click.testing import CliRunner
+from damage import damaged_files
+from gguf_files import tiny_llama
+from tiny import tiny_model
+
+from llamagraph.cli import cli
+from llamagraph.errors import LlamaGraphError
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return str(tiny_model(tmp_path_factory.mktemp("models") / "m.gguf", n_ctx=4096))
+
+
+def invoke(*arguments, stdin=None):
+    return CliRunner().invoke(cli, ["run", "--device", "cpu", *arguments], input=stdin)
+
+
+def process(*arguments, **options):
+    command = [sys.executable, "-m", "llamagraph", "run", "--device", "cpu", *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
+    return subprocess.Popen(command, **{**pipes, **options})
+
+
+def test_stdout_is_the_answer_and_stderr_the_facts(path):
+    result = invoke("-m", path, "hello", "-n", "5", "--temp", "0", "--ignore-eos")
+    report = json.loads(
+        invoke("-m", path, "hello", "-n", "5", "--temp", "0", "--ignore-eos", "--json").stdout
+    )
+    assert result.exit_code == 0
+    assert result.stdout.rstrip("\n") == report["text"].rstrip("\n")
+    assert "t/s" in result.stderr and "t/s" not in result.stdout
+
+
+def test_json_has_what_a_script_wants(path):
+    result = invoke("-m", path, "-p", "hello", "-n", "4", "-s", "3", "--json", "--logprobs", "2",
+                    "--ignore-eos")
+    report = json.loads(result.stdout)
+    assert set(report) == {"text", "tokens", "prompt_tokens", "stop_reason", "timings", "settings",
+                           "logprobs"}
+    assert set(report["timings"]) == {"load_seconds", "first_token_seconds",
+                                      "prompt_tokens_per_second", "decode_tokens_per_second"}
+    assert len(report["tokens"]) == 4 and report["stop_reason"] == "limit"
+    assert [len(step) for step in report["logprobs"]] == [2] * 4
+    assert report["settings"]["seed"] == 3
+
+
+def test_a_prompt_is_one_user_turn_unless_raw(path):
+    def prompt_tokens(*arguments, stdin=None):
+        result = invoke("-m", path, *arguments, "-n", "0", "--json", stdin=stdin)
+        return json.loads(result.stdout)["prompt_tokens"]
+
+    raw = prompt_tokens("-no-cnv", "hello")
+    turn = prompt_tokens("hello")
+    assert len(raw) == 1 and raw[0] in turn and len(turn) > len(raw)
+    assert prompt_tokens("-no-cnv", stdin="hello\n") == raw
+    assert prompt_tokens("-no-cnv", "-", stdin="hello\n") == raw
+    assert prompt_tokens("-no-cnv", "-p", "hello") == raw
+
+
+def test_a_file_is_read_as_the_prompt(path, tmp_path):
+    (tmp_path / "p.txt").write_text("hello\n")
+    result = invoke("-m", path, "-no-cnv", "-f", str(tmp_path / "p.txt"), "-n", "0", "--json")
+    assert len(json.loads(result.stdout)["prompt_tokens"]) == 1
+
+
+def test_display_prompt_echoes_it_first(path):
+    result = invoke("-m", path, "-no-cnv", "hello", "-n", "3", "--display-prompt")
+    assert result.stdout.startswith("hello")
+
+
+@pytest.mark.parametrize("arguments, code, message", [
+    (["-m", "nowhere.gguf", "hello"], 1, "nowhere.gguf"),
+    (["--frobnicate"], 2, "No such option"),
+    (["-n", "-7", "hello"], 2, "-7"),
+    (["--graph", "--graph-mode", "stream", "hello"], 2, "contradicts"),
+    (["-f", "nowhere.txt"], 1, "nowhere.txt"),
+])
+def test_errors_are_short_and_have_their_codes(arguments, code, message):
+    done = process(*arguments)
+    out, err = done.communicate(timeout=60)
+    assert done.returncode == code
+    assert message in err.decode() and "Traceback" not in err.decode() and out == b""
+
+
+def test_an_empty_stdin_is_a_usage_error(path):
+    done = process("-m", path)
+    assert b"no prompt" in done.communicate(timeout=60)[1]
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize("mode", ["stream", "capture", "build", "partial"])
+def test_every_mode_gives_the_same_text(path, mode):
+    arguments = ("-m", path, "hello", "-n", "8", "-s", "1", "--graph-mode")
+    assert invoke(*arguments, mode).stdout == invoke(*arguments, "stream").stdout
+
+
+def test_interrupt_keeps_the_text_prints_timings_and_exits_130(path):
+    running = process("-m", path, "hello", "--ignore-eos", "-s", "1")
+    first = running.stdout.read(1)
+    running.send_signal(signal.SIGINT)
+    rest, err = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert (first + rest).endswith(b"\n")
+    assert b"t/s" in err and b"Traceback" not in err
+
+
+def test_a_reader_that_leaves_ends_it_quietly(path):
+    read, write = os.pipe()
+    running = process("-m", path, "hello", "--ignore-eos", "-s", "1", stdout=write)
+    os.close(write)
+    os.read(read, 1)
+    os.close(read)
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 0
+    assert b"Traceback" not in err and b"Broken" not in err
+
+
+def test_version_and_devices():
+    assert CliRunner().invoke(cli, ["--version"]).stdout.startswith("llamagraph 0.")
+    assert "cpu" in CliRunner().invoke(cli, ["run", "--list-devices"]).stdout
+
+
+def test_damaged_files_end_in_one_line_that_names_the_file(tmp_path):
+    file, valid = tmp_path / "model.gguf", tiny_llama(0)
+    arguments = ("-m", str(file), "hello", "-n", "2")
+    file.write_bytes(valid)
+    assert invoke(*arguments).exit_code == 0
+    tracemalloc.start()
+    for label, data in damaged_files(0, valid):
+        file.write_bytes(data)
+        error = invoke(*arguments).exception
+        assert isinstance(error, LlamaGraphError), label
+        assert str(error).startswith(str(file)) and "\n" not in str(error), label
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 30
+
+
+def test_system_message_stop_text_and_bias(path):
+    base = ("-m", path, "hello", "--temp", "0", "--ignore-eos", "-n", "12", "--json")
+    plain = json.loads(invoke(*base).stdout)
+    system = json.loads(invoke(*base, "-sys", "world").stdout)
+    assert len(system["prompt_tokens"]) > len(plain["prompt_tokens"])
+    stop = plain["text"][4:6]
+    stopped = json.loads(invoke(*base, "-r", "never", "-r", stop).stdout)
+    assert stopped["text"] == plain["text"][: plain["text"].index(stop)]
+    assert stopped["stop_reason"] == "stop"
+    biased = json.loads(invoke(*base, "-l", "17+1000").stdout)
+    assert biased["tokens"] == [17] * 12
+    banned = json.loads(invoke(*base, "-l", f"{plain['tokens'][0]}-inf").stdout)
+    assert plain["tokens"][0] not in banned["tokens"]
+
+
+@pytest.mark.parametrize("bias, message", [("x", "not ID+BIAS"), ("9999999+1", "has tokens 0 to")])
+def test_a_wrong_bias_is_explained(path, bias, message):
+    result = invoke("-m", path, "hello", "-l", bias)
+    assert message in result.stderr + str(result.exception) and result.exit_code in (1, 2)
