@@ -88,6 +88,7 @@ def test_one_launch(add):
 
 
 def test_the_reference_is_near_the_exact_product_and_leaves_other_rows():
+    assert gemm_add.example
     for i, (args, constants) in enumerate(gemm_add.example(np.random.default_rng(0))):
         w, x, n_rows, hidden, *_ = args = numpy_args(args)
         before, n = hidden.copy(), n_rows[0]

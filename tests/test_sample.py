@@ -131,20 +131,21 @@ def test_draws_follow_the_probabilities():
 
 
 def chosen(logits, tokens=(), bias=None, position: int | None = None, **changed) -> int:
-    """The token that `choose_chain` writes behind `tokens`."""
+    """The token that `choose_chain` writes behind `tokens`, and publishes."""
     ints = {"top_k": 0, "repeat_last_n": 64, "seed_low": 5, "seed_high": 0,
             "n_bias": len(bias or {})} | {k: v for k, v in changed.items() if k in SAMPLER_INTS}
     floats = PLAIN | {k: v for k, v in changed.items() if k in SAMPLER_FLOATS}
     sequence = np.array([*tokens, -1], np.int32)
     pos, n_rows = np.array([len(tokens) - 1], np.int32), np.array([1], np.int32)
-    counters = np.zeros(1, np.uint32)
+    counters, published = np.zeros(1, np.uint32), np.full_like(sequence, -1)
     sample.choose_chain.reference(
         np.array([logits], np.float32), np.array([floats[n] for n in SAMPLER_FLOATS], np.float32),
         np.array([ints[n] for n in SAMPLER_INTS], np.int32),
         np.array(list(bias or {}), np.int32), np.array(list((bias or {}).values()), np.float32),
-        np.zeros(2, np.uint32), counters, pos, n_rows, sequence, len(logits),
+        np.zeros(2, np.uint32), counters, pos, n_rows, sequence, published, len(logits),
     )
     assert (pos[0], n_rows[0], counters[0]) == (len(tokens), 1, 0)
+    assert published.tolist() == [-1] * len(tokens) + [sequence[-1]]
     return int(sequence[-1])
 
 
@@ -181,10 +182,10 @@ def test_numbers_that_are_none(changed):
 
 def test_greedy_takes_the_first_of_equals_and_no_nan():
     logits = np.array([[np.nan, 1, 3, 3, -np.inf]], np.float32)
-    pos, n_rows, tokens = (np.array(x, np.int32) for x in ([2], [3], [9] * 6))
+    pos, n_rows, tokens, seen = (np.array(x, np.int32) for x in ([2], [3], [9] * 6, [-1] * 6))
     sample.choose_greedy.reference(logits, np.zeros(2, np.uint32), np.zeros(1, np.uint32), pos,
-                                   n_rows, tokens, 5)
-    assert tokens.tolist() == [9, 9, 9, 9, 9, 2]
+                                   n_rows, tokens, seen, 5)
+    assert tokens.tolist() == [9, 9, 9, 9, 9, 2] and seen.tolist() == [-1] * 5 + [2]
     assert (pos[0], n_rows[0]) == (5, 1)
 
 
@@ -207,5 +208,5 @@ def test_one_launch_ends_the_step(sampler, target):
     (launch,) = tape.program().launches
     assert launch.geometry.grid == (32, 1, 1)  # 4096 logits a block
     assert {b.name for b, role in launch.touches() if role.writes} == {
-        "partials", "counters", "pos", "n_rows", "tokens"
+        "partials", "counters", "pos", "n_rows", "tokens", "published"
     }

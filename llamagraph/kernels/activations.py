@@ -1,4 +1,4 @@
-"""The activation functions of feed-forward blocks, by the name that is their kernels' constant ACT."""
+"""The activation functions of feed-forward blocks, by the kernels' constant ACT."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

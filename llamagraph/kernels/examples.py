@@ -1,4 +1,4 @@
-"""Random weights of any type for the kernels' examples: bytes as a file has them, with sane scales."""
+"""Random weights of any type for the kernels' examples, with sane scales."""
 
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from llamagraph.kernels.examples import random_weight
-from llamagraph.kernels.layouts import tile_constants, tiles_of, type_of
+from llamagraph.kernels.layouts import Weight, tile_constants, tiles_of, type_of
 from llamagraph.program.launch import Buffer, Geometry, In, InOut, Out, Traffic, Work, kernel
 from llamagraph.program.tape import Tape
 from llamagraph.program.target import Target
@@ -66,7 +66,7 @@ def choose_tile(target: Target, weight: Buffer, rows: int) -> tuple[Tile, str]:
     return fitting[-1], "the smallest tile: few outputs"
 
 
-def _constants(weight: Buffer, tile: Tile) -> dict[str, int | str]:
+def _constants(weight: Weight, tile: Tile) -> dict[str, int | str]:
     return tile_constants(weight) | {
         "TILE_OUT": tile.out, "TILE_ROWS": tile.rows, "WARPS": tile.warps
     }

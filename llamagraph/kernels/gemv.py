@@ -159,15 +159,16 @@ def _shapes() -> Iterator[tuple[str, tuple[int, int], str]]:
     """Every type, with every size of a unit, odd numbers of rows and units, and many steps."""
     for dtype, packing in PACKINGS.items():
         if dtype in FLOATS:
-            shapes = [(33, 96, "rows8"), (50, 640, "rows16"), (40, 4608, "rows32")]
+            shapes = [(33, 96, "rows8"), (50, 640, "rows16"), (40, 4608, "rows16")]
         elif packing.weights == 256:
-            shapes = [(50, 768, "rows8"), (33, 1280, "rows16"), (40, 4608, "rows32")]
+            shapes = [(50, 768, "rows8"), (33, 1280, "rows16"), (40, 9216, "rows16")]
         else:
             shapes = [(50, 32 * 18, "rows8"), (33, 32 * 20, "rows16"), (40, 32 * 9, "rows16"),
-                      (16, 32 * 144, "rows32")]
+                      (16, 32 * 288, "rows16")]
         for n_out, n_in, rows in shapes:
             if dtype != "MXFP4" or n_in % 64 == 0:
                 yield dtype, (n_out, n_in), rows
+    yield "Q4_0", (40, 2304), "rows32"
     yield "Q8_0", (6001, 576), "rows8"  # more groups than teams
     yield "Q4_K", (16, 18944), "rows16"  # activations in two goes
     yield "IQ2_XS", (20, 512), "f16.rows16"

@@ -1,6 +1,6 @@
 """Matrix products with a weight, for one row or many, alone or fused with what surrounds them.
 
-numpy has a product and a sum. On a GPU one row goes through the kernels of `gemv.py`, which take in
+numpy has a product and a sum, which have no entry in `csrc/`. On a GPU one row goes through the kernels of `gemv.py`, which take in
 the norm before and the addition behind, many rows through `gemm.py`.
 """
 
@@ -41,18 +41,6 @@ def _cost(work: Work, weight: Buffer, x: Buffer, n_rows, out: Buffer) -> Traffic
     return Traffic(weight.n_bytes + n * x.shape[1] * 4, n * weight.shape[0] * 4)
 
 
-def _example(rng):
-    for rows, n_rows in ((1, 1), (8, 5)):
-        x = rng.standard_normal((rows, 64), np.float32)
-        weight = rng.standard_normal((48, 64), np.float32)
-        yield (weight, x, np.array([n_rows], np.int32), np.empty((rows, 48), np.float32)), {}
-
-
-def _add_example(rng):
-    for weight, x, n_rows, out in (args for args, _ in _example(rng)):
-        yield (weight, x, n_rows, rng.standard_normal(out.shape, np.float32)), {}
-
-
 def _bias_geometry(target, bias: Buffer, n_rows, out: Buffer, *, WIDTH: int) -> Geometry:
     return Geometry((out.shape[0], 1, 1), 256)
 
@@ -64,14 +52,14 @@ def _bias_example(rng):
         yield (bias, np.array([n_rows], np.int32), out), {"WIDTH": width}
 
 
-@kernel("numpy", geometry=_geometry, cost=_cost, example=_example)
+@kernel("", geometry=_geometry, cost=_cost)
 def linear_rows(weight: In, x: In, n_rows: In, out: Out) -> None:
     """out = x @ weight.T. weight: (n_out, n_in); x: (rows, n_in); out: (rows, n_out)."""
     n = n_rows[0]
     out[:n] = _product(weight, x[:n])
 
 
-@kernel("numpy", geometry=_geometry, cost=_cost, example=_add_example)
+@kernel("", geometry=_geometry, cost=_cost)
 def linear_add(weight: In, x: In, n_rows: In, hidden: InOut) -> None:
     """hidden += x @ weight.T, shapes as in `linear_rows`."""
     n = n_rows[0]

@@ -12,7 +12,7 @@ from llamagraph.program.tape import Tape
 from llamagraph.program.weights import Weights
 
 
-def _geometry(target, gate: Buffer, up, n_rows, out, *, ACT: str) -> Geometry:
+def _geometry(target, gate: Buffer, up, n_rows, out, *, ACT: str, WIDTH: int) -> Geometry:
     return Geometry((-(-gate.shape[1] // 1024), gate.shape[0], 1), 256)
 
 
@@ -21,11 +21,12 @@ def _example(rng):
         shape = (rows, (96, 1536, 4100)[i % 3] if rows < 512 else 32)
         gate, up = (3 * rng.standard_normal(shape, np.float32) for _ in range(2))
         n = np.array([n_rows], np.int32)
-        yield (gate, up, n, np.empty_like(gate)), {"ACT": ("silu", "gelu")[i % 2]}
+        constants = {"ACT": ("silu", "gelu")[i % 2], "WIDTH": shape[1]}
+        yield (gate, up, n, np.empty_like(gate)), constants
 
 
 @kernel("mlp.cu", geometry=_geometry, example=_example)
-def gate_act(gate: In, up: In, n_rows: In, out: Out, *, ACT: str) -> None:
+def gate_act(gate: In, up: In, n_rows: In, out: Out, *, ACT: str, WIDTH: int) -> None:
     """out = act(gate) * up, all (rows, n_ff)."""
     n = n_rows[0]
     np.multiply(ACTIVATIONS[ACT](gate[:n]), up[:n], out=out[:n])
@@ -44,8 +45,8 @@ def _gated(tape: Tape, hidden: Buffer, w: Weights, eps: float, act: str) -> Buff
                     reason=reason("one row: norm, gate, up and act in a launch", gate.weight))
         return out
     x = norm(tape, hidden, w.ffn_norm, eps)
-    tape.launch(gate_act(ACT=act), linear(tape, x, gate), linear(tape, x, up), tape.io["n_rows"],
-                out, label="ffn_act", variant=act)
+    tape.launch(gate_act(ACT=act, WIDTH=out.shape[1]), linear(tape, x, gate),
+                linear(tape, x, up), tape.io["n_rows"], out, label="ffn_act", variant=act)
     return out
 
 

@@ -1,0 +1,110 @@
+// Attention of one query row, with all that its position needs first: the norms of q and k, their
+// rotation, and the write of k and v into the cache by the block that has the position's chunk. That
+// block uses them from shared memory, so that no load waits for the write.
+#include "attention_block.cuh"
+#include "rope.cuh"
+
+// What the new position brings, for the block's heads.
+struct New {
+    const float *q, *k, *v;
+    float eps, mscale, scale;
+    bool needed;  // k and v, by the blocks that have the position's chunk
+};
+
+__device__ void normalise(float* x, const float* weight, float eps) {
+    float square = 0;
+    for (int d = threadIdx.x % 32; d < DIM; d += 32) square += x[d] * x[d];
+    const float factor = 1.0f / sqrtf(warp_sum(square) / DIM + eps);
+    for (int d = threadIdx.x % 32; d < DIM; d += 32) x[d] = x[d] * factor * weight[d];
+    __syncwarp();
+}
+
+__device__ void rotate_head(float* x, const float* inv_freq, int position, float mscale) {
+    for (int i = threadIdx.x % 32; i < N_ROT / 2; i += 32) {
+        float &a = x[NEOX ? i : 2 * i], &b = x[NEOX ? i + N_ROT / 2 : 2 * i + 1];
+        const float2 r = rotate_pair(a, b, position, inv_freq[i], mscale);
+        a = r.x, b = r.y;
+    }
+}
+
+// q, k and v: loaded all at once, normed and rotated a head a warp. Ends with a barrier.
+__device__ void stage_heads(Shared& shared, const New& fresh, int position) {
+    const int n_q = n_heads();
+    for (int i = threadIdx.x; i < (n_q + (fresh.needed ? 2 : 0)) * DIM / 4; i += THREADS) {
+        const int head = i / (DIM / 4), d = i % (DIM / 4) * 4;
+        const float* from = head < n_q ? fresh.q + head * DIM : head == n_q ? fresh.k : fresh.v;
+        *reinterpret_cast<float4*>(&shared.heads[head][d]) = load_activations(from + d);
+    }
+    __syncthreads();
+    for (int head = warp_index(); head < n_q + fresh.needed; head += WARPS) {
+        if (QK_NORM) normalise(shared.heads[head], shared.norm[head == n_q], fresh.eps);
+        rotate_head(shared.heads[head], shared.inv_freq, position, fresh.mscale);
+    }
+    __syncthreads();
+}
+
+// The group's first block writes the cache.
+__device__ void store_new(Shared& shared, Item* k, Item* v) {
+    for (int d = threadIdx.x; d < DIM; d += THREADS) {
+        shared.k[d] = Type::item(shared.heads[n_heads()][d]);
+        shared.v[d] = Type::item(shared.heads[n_heads() + 1][d]);
+        if (blockIdx.y % SHARES == 0) k[d] = shared.k[d], v[d] = shared.v[d];
+    }
+}
+
+// Norms, if the layer has any, are (HEAD_DIM,); inv_freq is (N_ROT / 2,).
+__device__ void load_weights(Shared& shared, const float* q_norm, const float* k_norm,
+                             const float* inv_freq) {
+    for (int i = threadIdx.x; i < N_ROT / 2; i += THREADS) shared.inv_freq[i] = inv_freq[i];
+    for (int d = threadIdx.x; QK_NORM && d < DIM; d += THREADS)
+        shared.norm[0][d] = q_norm[d], shared.norm[1][d] = k_norm[d];
+}
+
+__device__ __forceinline__ void rope_attend(Shared& shared, New fresh, int position, Item* cache_k,
+                                            Item* cache_v, float* partials, unsigned* counters,
+                                            float* out, float softcap, int window, int n_slots) {
+    const Span span(position, window);
+    if (blockIdx.x >= span.n_chunks) return;
+    fresh.needed = (span.n_chunks - 1) % gridDim.x == blockIdx.x;
+    const Head head(cache_k, cache_v, Ring(span.low, position, n_slots));
+    attend(shared, span, head, 0, partials, out, softcap, [&] {
+        stage_heads(shared, fresh, position);
+        const size_t at = (position % n_slots * N_HEAD_KV + kv_head()) * size_t(DIM);
+        if (fresh.needed) store_new(shared, cache_k + at, cache_v + at);
+        stage_queries(shared, &shared.heads[0][0], fresh.scale);
+        __syncthreads();
+    });
+    if (out) combine_heads(shared, 0, partials, counters, out);
+}
+
+__device__ New fresh_heads(const float* q, const float* k, const float* v, float scale,
+                           float mscale, float eps) {
+    return {q + first_head() * DIM, k + kv_head() * DIM, v + kv_head() * DIM, eps, mscale, scale,
+            false};
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
+rope_attention_decode(const float* q, const float* k, const float* v, const float* q_norm,
+                      const float* k_norm, const float* inv_freq, const int* pos, Item* cache_k,
+                      Item* cache_v, float* partials, unsigned* counters, float* out, float scale,
+                      float softcap, float mscale, float eps, int window, int n_slots) {
+    __shared__ Shared shared;
+    pdl_launch_dependents();
+    load_weights(shared, q_norm, k_norm, inv_freq);
+    pdl_wait();
+    rope_attend(shared, fresh_heads(q, k, v, scale, mscale, eps), *pos, cache_k, cache_v, partials,
+                counters, out, softcap, window, n_slots);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
+rope_attention_split(const float* q, const float* k, const float* v, const float* q_norm,
+                     const float* k_norm, const float* inv_freq, const int* pos, Item* cache_k,
+                     Item* cache_v, float* chunks, float scale, float softcap, float mscale,
+                     float eps, int window, int n_slots) {
+    __shared__ Shared shared;
+    pdl_launch_dependents();
+    load_weights(shared, q_norm, k_norm, inv_freq);
+    pdl_wait();
+    rope_attend(shared, fresh_heads(q, k, v, scale, mscale, eps), *pos, cache_k, cache_v, chunks,
+                nullptr, nullptr, softcap, window, n_slots);
+}

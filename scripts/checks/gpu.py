@@ -1,0 +1,41 @@
+"""Checks llamagraph on this machine's GPU: the device itself, every kernel, whole models.
+
+    scripts/gpu-check --self             the device, with three tiny kernels of its own
+    scripts/gpu-check --kernels [WORD]   every kernel, or those with WORD in the name
+    scripts/gpu-check --models DIR       all of it, with the models in DIR; at most 8 minutes
+
+Needs no network. Golden data is looked for in $LLAMAGRAPH_GOLDEN. Ends in one table; the exit code
+is 1 where a check has failed.
+"""
+
+import argparse
+from pathlib import Path
+
+from checks.report import Report
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--self", action="store_true", dest="device", help="the device alone")
+    parser.add_argument("--kernels", nargs="?", const="", metavar="WORD", help="kernels alone")
+    parser.add_argument("--models", type=Path, metavar="DIR", help="all, with these GGUF files")
+    options = parser.parse_args()
+    if not (options.device or options.kernels is not None or options.models):
+        parser.error("give --self, --kernels or --models DIR")
+    report = Report()
+    if options.device or options.models:
+        from checks import selftest
+
+        selftest.run(report)
+    if options.kernels is not None or options.models:
+        from checks import kernels
+
+        kernels.run(report, options.kernels or "")
+    if options.models:
+        from checks import parity
+
+        parity.run(report, sorted(options.models.glob("*.gguf")))
+    print(f"\n{report.table()}")
+    return 1 if report.failed else 0
