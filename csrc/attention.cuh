@@ -7,7 +7,7 @@
 constexpr float NOTHING = -3e38f;  // below every score, and finite: NOTHING - NOTHING is 0
 constexpr float LOG2_E = 1.44269504f;
 
-// ---- Positions -----------------------------------------------------------------------------------
+// ---- Positions ----------------------------------------------------------------------------------
 
 #ifdef MAX_CHUNKS
 // What the row at a position sees, cut into chunks; they count from the first it sees of.
@@ -43,7 +43,7 @@ struct Ring {
     }
 };
 
-// ---- Types of the cache --------------------------------------------------------------------------
+// ---- Types of the cache -------------------------------------------------------------------------
 
 // What a half loses of x; together the two have 22 bits.
 __device__ inline float lost(float x) { return x - __half2float(__float2half_rn(x)); }
@@ -99,7 +99,7 @@ struct F32 {
 
 }  // namespace kv
 
-// ---- Scores --------------------------------------------------------------------------------------
+// ---- Scores -------------------------------------------------------------------------------------
 
 // 2^x for x <= 0; what would be below 2^-126 is 0.
 __device__ __forceinline__ float power_of_2(float x) {

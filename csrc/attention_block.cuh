@@ -1,8 +1,8 @@
 // How a block attends: its warps take the tiles of a chunk in turn, their sums are added in a fixed
 // order, and the block that comes last of a row combines the chunks in order. Partial results are,
 // for each row and head, PARTIAL numbers: the weighted values of all chunks (MAX_CHUNKS, HEAD_DIM),
-// their maximal scores (MAX_CHUNKS), the sums of their weights (MAX_CHUNKS). Knows no rotation; grids
-// are (blocks, N_HEAD_KV * SHARES, rows).
+// their maximal scores (MAX_CHUNKS), the sums of their weights (MAX_CHUNKS). Grids are (blocks,
+// N_HEAD_KV * SHARES, rows). Knows no rotation.
 #pragma once
 #include "attention_warp.cuh"
 
@@ -120,9 +120,9 @@ __device__ int first_tile(const Span& span, int c) {
     return behind > 0 ? tile + ceil_div(behind, STEP) * STEP : tile;
 }
 
-// The block's chunks of one row. `stage` puts the queries into shared memory while the first keys and
-// values are on their way. A warp takes at least one tile of each chunk, if an empty one, so that all
-// finish it together. With `out` and one chunk alone that is the answer.
+// The block's chunks of one row. `stage` puts the queries into shared memory while the first keys
+// and values are on their way. A warp takes at least one tile of each chunk, if an empty one, so
+// that all finish it together. With `out`, one chunk alone is the answer.
 template <class Stage>
 __device__ void attend(Shared& shared, const Span& span, const Head& head, int row,
                        float* partials, float* out, float softcap, Stage stage) {
@@ -138,11 +138,13 @@ __device__ void attend(Shared& shared, const Span& span, const Head& head, int r
         const int stop = span.stop(c);
         int next_c = c, next = tile + STEP;
         if (next >= stop) next_c += gridDim.x, next = first_tile(span, next_c);
-        const bool more = next_c < span.n_chunks, fresh = head.ring.end <= span.last && tile + TILE > span.last;
+        const bool more = next_c < span.n_chunks;
+        // The new position is only here where its chunk is: a tile past the chunk may reach it too.
+        const bool fresh = head.ring.end <= span.last && stop > span.last && tile + TILE > span.last;
         float products[2][4] = {};
 #pragma unroll
         for (int first = 0; first < K_SPANS; first += K_AT_ONCE) {
-            if (first) keys.load(head, tile, first);
+            if (first) __syncwarp(), keys.load(head, tile, first);
             if (fresh) keys.replace(tile, span.last, shared.k, first);
             score(shared, keys, first, products);
         }
@@ -151,7 +153,7 @@ __device__ void attend(Shared& shared, const Span& span, const Head& head, int r
         const float keep = mine.weigh(scores(products, tile, span.low, stop, softcap), p);
 #pragma unroll
         for (int first = 0; first < V_SPANS; first += V_AT_ONCE) {
-            if (first) values.load(head, tile, first);
+            if (first) __syncwarp(), values.load(head, tile, first);
             if (fresh) values.replace(tile, span.last, shared.v, first);
             mine.add(p, keep, values, first);
         }

@@ -1,6 +1,7 @@
 // Attention of few query rows over the KV cache. Blocks share the chunks of positions; what a chunk
-// gives does not depend on which block takes it, and chunks are combined in order: bits never depend
-// on the grid. A block serves up to 8 query heads of one KV head, so the cache is read once for them.
+// gives does not depend on which block takes it, and chunks are combined in order, so bits never
+// depend on the grid. A block has up to 8 query heads of one KV head and reads the cache once for
+// them.
 #include "attention_block.cuh"
 
 __device__ __forceinline__ void attend_row(const float* q, const Item* cache_k, const Item* cache_v,

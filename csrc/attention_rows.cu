@@ -1,6 +1,6 @@
-// Attention of many query rows: a block has 64 rows of one head, a warp 16 of them, and the block
-// walks over the cache in tiles that all its warps share (Dao, arXiv:2307.08691). Keys of the next
-// tile and values of this one are copied into shared memory while products run.
+// Attention of many query rows: a block has up to 64 rows of one head, a warp 16 of them, and the
+// block walks over the cache in tiles that all its warps share (Dao, arXiv:2307.08691). Keys of the
+// next tile and values of this one are copied into shared memory while products run.
 //
 // Queries and probabilities are halves. Running maxima are whole powers of two above the scores, so
 // that how a probability is rounded does not depend on the tile it comes in.
@@ -9,9 +9,12 @@
 static_assert(kv::KV::PARTS == 1, "the cache must be F16");
 
 constexpr int DIM = HEAD_DIM, GROUP = N_HEAD / N_HEAD_KV;
-constexpr int THREADS = 128, BLOCK_ROWS = 64;
+constexpr int THREADS = 128, WARPS = THREADS / 32;
+constexpr int SHARES = DIM > 128 ? 2 : 1;  // warps with the same rows, each for a part of v
+constexpr int BLOCK_ROWS = 16 * WARPS / SHARES, PART = DIM / SHARES;
 constexpr int TILE = DIM > 128 ? 32 : 64;  // positions
 constexpr int STRIDE = DIM + 8;            // halves: eight rows lie in different banks
+constexpr int MIN_BLOCKS = DIM <= 64 ? 3 : 2;
 
 using Tile = __half[TILE][STRIDE];
 
@@ -44,7 +47,7 @@ __device__ void copy_tile(Tile& to, const __half* head, const Ring& ring, int ti
 // A warp's 16 rows of a head. The lane has rows g and g + 8; `at` is the position of row g.
 struct Rows {
     u32 q[DIM / 16][4];
-    float m[2] = {NOTHING, NOTHING}, l[2] = {}, acc[DIM / 8][4] = {};
+    float m[2] = {NOTHING, NOTHING}, l[2] = {}, acc[PART / 8][4] = {};
     int at;
 
     // q: the head's numbers of row g; n_rows: true rows from there on.
@@ -94,7 +97,7 @@ struct Rows {
         for (int r = 0; r < 2; r++) {
             float top = NOTHING;
 #pragma unroll
-            for (int n = 0; n < TILE / 8; n++) top = fmaxf(top, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
+            for (int i = 0; i < TILE / 4; i++) top = fmaxf(top, s[i / 2][2 * r + i % 2]);
             top = fmaxf(m[r], ceilf(row_max(top)));
             const float keep = power_of_2(m[r] - top);
             m[r] = top, l[r] *= keep;
@@ -105,34 +108,35 @@ struct Rows {
                 l[r] += x;
             }
 #pragma unroll
-            for (int j = 0; j < DIM / 8; j++) acc[j][2 * r] *= keep, acc[j][2 * r + 1] *= keep;
+            for (int j = 0; j < PART / 8; j++) acc[j][2 * r] *= keep, acc[j][2 * r + 1] *= keep;
         }
     }
 
-    __device__ __forceinline__ void add(const float (&s)[TILE / 8][4], const Tile& v) {
+    // Values from number `part` on.
+    __device__ __forceinline__ void add(const float (&s)[TILE / 8][4], const Tile& v, int part) {
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int n = 0; n < TILE / 8; n += 2) {
             const u32 p[4] = {pack(s[n][0], s[n][1]), pack(s[n][2], s[n][3]),
                               pack(s[n + 1][0], s[n + 1][1]), pack(s[n + 1][2], s[n + 1][3])};
 #pragma unroll
-            for (int d = 0; d < DIM; d += 16) {
+            for (int d = 0; d < PART; d += 16) {
                 u32 b[4];
-                load_transposed(b, &v[8 * n + lane % 16][d + lane / 16 * 8]);
+                load_transposed(b, &v[8 * n + lane % 16][part + d + lane / 16 * 8]);
                 multiply(acc[d / 8], p, b[0], b[1]);
                 multiply(acc[d / 8 + 1], p, b[2], b[3]);
             }
         }
     }
 
-    // out: the head's numbers of row g; n_rows: true rows from there on.
+    // out: the part's numbers of row g; n_rows: true rows from there on.
     __device__ __forceinline__ void write(float* out, int n_rows) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const float scale = __fdividef(1, row_sum(l[r]));
             if (8 * r >= n_rows) continue;
 #pragma unroll
-            for (int j = 0; j < DIM / 8; j++)
+            for (int j = 0; j < PART / 8; j++)
                 *reinterpret_cast<float2*>(out + 8 * r * (N_HEAD * DIM) + 8 * j +
                                            threadIdx.x % 4 * 2) =
                     {acc[j][2 * r] * scale, acc[j][2 * r + 1] * scale};
@@ -141,14 +145,15 @@ struct Rows {
 };
 
 // Blocks are (rows / BLOCK_ROWS, N_HEAD); the last rows, which see most, come first.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 attention_rows(const float* q, const __half* cache_k, const __half* cache_v, const int* pos,
                const int* n_rows, float* out, float scale, float softcap, int window,
                int n_slots) {
     __shared__ __align__(16) Tile k, v;
     pdl_launch_dependents();
     pdl_wait();
-    const int first = (gridDim.x - 1 - blockIdx.x) * BLOCK_ROWS, n = min(*n_rows - first, BLOCK_ROWS);
+    const int first = (gridDim.x - 1 - blockIdx.x) * BLOCK_ROWS;
+    const int n = min(*n_rows - first, BLOCK_ROWS);
     if (n <= 0) return;
     const int low = window ? max(0, *pos + first + 1 - window) : 0, last = *pos + first + n - 1;
     const Ring ring(low, last + 1, n_slots);
@@ -158,7 +163,8 @@ attention_rows(const float* q, const __half* cache_k, const __half* cache_v, con
     copy_tile(k, keys, ring, tile);
 
     Rows rows;
-    const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;  // g
+    const int row = threadIdx.x / 32 / SHARES * 16 + threadIdx.x % 32 / 4;  // g
+    const int part = threadIdx.x / 32 % SHARES * PART;
     const size_t offset = (static_cast<size_t>(first + row) * N_HEAD + blockIdx.y) * DIM;
     rows.at = *pos + first + row;
     rows.load(q + offset, n - row, scale);
@@ -174,7 +180,7 @@ attention_rows(const float* q, const __half* cache_k, const __half* cache_v, con
         cap(s, softcap);
         rows.mask(s, tile, window);
         rows.weigh(s);
-        rows.add(s, v);
+        rows.add(s, v, part);
     }
-    rows.write(out + offset, n - row);
+    rows.write(out + offset + part, n - row);
 }

@@ -21,8 +21,8 @@ constexpr int Q_STRIDE = 8 * K_SPANS + 1;      // odd: eight lanes' loads are in
 constexpr int PARTIAL = MAX_CHUNKS * (DIM + 2);  // numbers of a head's partial results
 
 // Spans of a tile that are loaded at a time: as many as there is room for in registers.
-constexpr int K_AT_ONCE = 2 / Type::PARTS, V_AT_ONCE = 1;
-constexpr int MIN_BLOCKS = 2;
+constexpr int K_AT_ONCE = (DIM > 128 ? 2 : 4) / Type::PARTS, V_AT_ONCE = 2 / Type::PARTS;
+constexpr int MIN_BLOCKS = DIM <= 64 && Type::PARTS == 1 ? 4 : 2;
 
 struct Shared {
     uint4 q[8][Q_STRIDE];             // scaled queries by fours: two, what they lost, two more, ..
@@ -116,7 +116,8 @@ struct Values {
     }
 };
 
-// Adds what spans bring to c[n]: head g, positions 8n + 2t and 8n + 2t + 1 of the tile, in two parts.
+// Adds what spans bring to c[n]: head g, positions 8n + 2t and 8n + 2t + 1 of the tile, once with
+// the queries and once with what they lost.
 __device__ __forceinline__ void score(const Shared& shared, const Keys& keys, int first,
                                       float (&c)[2][4]) {
 #pragma unroll

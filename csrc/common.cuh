@@ -81,8 +81,9 @@ __device__ __forceinline__ float block_sum(float v, float* partial) {
     return total;
 }
 
-// Waits for `threads` threads of the block that name the same barrier, 1 to 15.
+// Waits for `threads` threads of the block, whole warps, that name the same barrier: 1 to 15.
 __device__ __forceinline__ void barrier(int name, int threads) {
+    __syncwarp();
     asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 

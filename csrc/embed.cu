@@ -1,5 +1,5 @@
-// Rows of the embedding matrix, chosen by the step's tokens. Reference: llamagraph/kernels/embed.py.
-// N_EMBD is the length of a row; TYPE, UNIT and RW say how the matrix is stored (quants.cuh).
+// Rows of the embedding matrix, chosen by the step's tokens. N_EMBD is the length of a row; TYPE,
+// UNIT and RW say how the matrix is stored (quants.cuh). Reference: llamagraph/kernels/embed.py.
 #include "quants.cuh"
 
 #ifdef TYPE

@@ -1,14 +1,14 @@
 // A weight times one row of activations: what the entries of gemv.cu are made of.
 //
-// Constants: N_IN (length of the row), TEAMS, PARTS, SPLIT. Every block brings the row into shared memory: as int8 with a scale per 32 where weights are
-// integers, as floats where they are. Its warps are TEAMS x PARTS x SPLIT: a team has a group of RW
-// rows, a part one of the weights that meet in a row's result (gate and up), a split a share of the
-// tiles along the row. Lanes own units (quants.cuh), so the only exchange is the sum at the end.
-// Blocks take groups in turn. Knows no layer; kernels/gemv.py chooses the numbers.
+// Every block brings the row of N_IN numbers into shared memory: as int8 with a scale per 32 where
+// weights are integers, as floats where they are. Its warps are TEAMS x PARTS x SPLIT: a team has a
+// group of RW rows, a part one of the weights that meet in a row's result (gate and up), a split a
+// share of the tiles along the row. Lanes own units (tiles.cuh), so the only exchange is the sum at
+// the end. Blocks take groups in turn. Knows no layer; kernels/gemv.py chooses the numbers.
 //
 // The order is the point: a warp's first weights are requested before the kernel waits for the one
-// before it, all activations before the first is used, and the next tile as soon as the registers of
-// the last are free, before its sums are exchanged. 16 warps keep enough on the way.
+// before it, all activations before the first is used, and the next tile as soon as the last has
+// left its registers, before its sums are exchanged. 16 warps keep enough on the way.
 #pragma once
 #include "quants.cuh"
 
@@ -63,11 +63,12 @@ __device__ __forceinline__ void store_floats(char* row, int k, const float (&f)[
 }
 
 // A row of N_IN floats on its way to shared memory, 8 a thread at a time; where `Norm` times the
-// weight of a norm. `request` comes before the kernel waits, `store` after.
+// weight of a norm. `request` comes before the kernel waits, `store` after. A thread's registers
+// hold MOST steps beside a unit of weights.
 template <bool Int8, bool Norm>
 struct Row {
     static constexpr int STEP = THREADS * 8, STEPS = (N_IN + STEP - 1) / STEP;
-    static constexpr int AT_ONCE = STEPS < 4 ? STEPS : 4;  // registers allow no more
+    static constexpr int MOST = Norm ? 2 : 4, AT_ONCE = STEPS < MOST ? STEPS : MOST;
     float4 norm[Norm ? 2 * AT_ONCE : 1];
 
     __device__ __forceinline__ void request(const float* weight, int first = 0) {

@@ -1,5 +1,5 @@
-// What follows a product with a weight. Reference: llamagraph/kernels/linear.py. WIDTH is the length
-// of a row.
+// What follows a product with a weight. WIDTH is the length of a row. Reference:
+// llamagraph/kernels/linear.py.
 #include "common.cuh"
 
 #ifdef WIDTH

@@ -1,5 +1,5 @@
-// Root mean square norms: y = x / sqrt(mean(x^2) + eps) * weight, over rows of WIDTH floats or heads
-// of HEAD_DIM, both multiples of 4. References: llamagraph/kernels/norm.py.
+// Root mean square norms: y = x / sqrt(mean(x^2) + eps) * weight, over rows of WIDTH floats or
+// heads of HEAD_DIM, both multiples of 4. References: llamagraph/kernels/norm.py.
 #include "common.cuh"
 
 // A row that a block's `Threads` threads hold in registers, 16 bytes at a time.

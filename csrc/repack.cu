@@ -1,4 +1,4 @@
-// A weight's bytes from the file's order into tiles (quants.cuh), once, when a model is loaded.
+// A weight's bytes from the file's order into tiles (tiles.cuh), once, when a model is loaded.
 // Reference: llamagraph/kernels/repack.py.
 #include "common.cuh"
 

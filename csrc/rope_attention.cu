@@ -1,14 +1,37 @@
 // Attention of one query row, with all that its position needs first: the norms of q and k, their
-// rotation, and the write of k and v into the cache by the block that has the position's chunk. That
-// block uses them from shared memory, so that no load waits for the write.
+// rotation, and the write of k and v into the cache by the block that has the position's chunk.
+// That block uses them from shared memory, so that no load waits for the write.
 #include "attention_block.cuh"
 #include "rope.cuh"
 
+constexpr int MINE = ((HEADS + 2) * DIM / 4 + THREADS - 1) / THREADS;
+
 // What the new position brings, for the block's heads.
 struct New {
-    const float *q, *k, *v;
+    float4 mine[MINE];  // the thread's share of q, k and v, head after head
     float eps, mscale, scale;
     bool needed;  // k and v, by the blocks that have the position's chunk
+
+    // On their way before the position is known, which decides what is needed.
+    __device__ New(const float* q, const float* k, const float* v, float scale, float mscale,
+                   float eps)
+        : eps(eps), mscale(mscale), scale(scale), needed(false) {
+#pragma unroll
+        for (int j = 0; j < MINE; j++) {
+            const int i = j * THREADS + threadIdx.x, head = i / (DIM / 4) - n_heads();
+            const float* from = head < 0 ? q + first_head() * DIM + i * 4
+                                         : (head ? v : k) + kv_head() * DIM + i % (DIM / 4) * 4;
+            if (head < 2) mine[j] = load_activations(from);
+        }
+    }
+    __device__ void put(Shared& shared) const {
+#pragma unroll
+        for (int j = 0; j < MINE; j++) {
+            const int i = j * THREADS + threadIdx.x;
+            if (i < (n_heads() + 2) * DIM / 4)
+                *reinterpret_cast<float4*>(&shared.heads[0][0] + i * 4) = mine[j];
+        }
+    }
 };
 
 __device__ void normalise(float* x, const float* weight, float eps) {
@@ -27,14 +50,10 @@ __device__ void rotate_head(float* x, const float* inv_freq, int position, float
     }
 }
 
-// q, k and v: loaded all at once, normed and rotated a head a warp. Ends with a barrier.
+// q, k and v, normed and rotated a head a warp. Ends with a barrier.
 __device__ void stage_heads(Shared& shared, const New& fresh, int position) {
     const int n_q = n_heads();
-    for (int i = threadIdx.x; i < (n_q + (fresh.needed ? 2 : 0)) * DIM / 4; i += THREADS) {
-        const int head = i / (DIM / 4), d = i % (DIM / 4) * 4;
-        const float* from = head < n_q ? fresh.q + head * DIM : head == n_q ? fresh.k : fresh.v;
-        *reinterpret_cast<float4*>(&shared.heads[head][d]) = load_activations(from + d);
-    }
+    fresh.put(shared);
     __syncthreads();
     for (int head = warp_index(); head < n_q + fresh.needed; head += WARPS) {
         if (QK_NORM) normalise(shared.heads[head], shared.norm[head == n_q], fresh.eps);
@@ -77,12 +96,6 @@ __device__ __forceinline__ void rope_attend(Shared& shared, New fresh, int posit
     if (out) combine_heads(shared, 0, partials, counters, out);
 }
 
-__device__ New fresh_heads(const float* q, const float* k, const float* v, float scale,
-                           float mscale, float eps) {
-    return {q + first_head() * DIM, k + kv_head() * DIM, v + kv_head() * DIM, eps, mscale, scale,
-            false};
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 rope_attention_decode(const float* q, const float* k, const float* v, const float* q_norm,
                       const float* k_norm, const float* inv_freq, const int* pos, Item* cache_k,
@@ -92,7 +105,7 @@ rope_attention_decode(const float* q, const float* k, const float* v, const floa
     pdl_launch_dependents();
     load_weights(shared, q_norm, k_norm, inv_freq);
     pdl_wait();
-    rope_attend(shared, fresh_heads(q, k, v, scale, mscale, eps), *pos, cache_k, cache_v, partials,
+    rope_attend(shared, New(q, k, v, scale, mscale, eps), *pos, cache_k, cache_v, partials,
                 counters, out, softcap, window, n_slots);
 }
 
@@ -105,6 +118,6 @@ rope_attention_split(const float* q, const float* k, const float* v, const float
     pdl_launch_dependents();
     load_weights(shared, q_norm, k_norm, inv_freq);
     pdl_wait();
-    rope_attend(shared, fresh_heads(q, k, v, scale, mscale, eps), *pos, cache_k, cache_v, chunks,
+    rope_attend(shared, New(q, k, v, scale, mscale, eps), *pos, cache_k, cache_v, chunks,
                 nullptr, nullptr, softcap, window, n_slots);
 }

@@ -68,7 +68,7 @@ def test_a_tile_is_planes_of_16_bytes_a_lane_then_the_rest():
 
 
 def test_quants_come_before_scales():
-    """Q5_1: 16 bytes of quants, then 4 of high bits, then 4 of scales; the file has them reversed."""
+    """Q5_1: 16 bytes of quants, 4 of high bits, 4 of scales; the file has them reversed."""
     t = layouts.tiles("Q5_1", (8, 64), "rows8")
     assert (t.blocks, t.n_units, t.pieces()) == (2, 1, [16, 16, 16])
     stored = packed(np.arange(8 * 48), t)  # of row 0: bytes 0..47
@@ -95,7 +95,8 @@ def test_every_type_has_a_layout_on_a_gpu():
         order = layouts.layout(GPU, quant.name, (24, 512))
         stored = layouts.stored_type(quant.name, order)
         assert stored == (quant.name if quant.name in layouts.PACKINGS else "F16")
-        assert layouts.stored_bytes(quant.name, (24, 512), order) == 24 * QUANTS[stored].row_bytes(512)
+        n_bytes = layouts.stored_bytes(quant.name, (24, 512), order)
+        assert n_bytes == 24 * QUANTS[stored].row_bytes(512)
 
 
 def test_matrices_that_share_an_input_have_equal_tiles():
@@ -129,6 +130,7 @@ def test_the_repack_launch_does_what_packed_does():
     made = random_weight(np.random.default_rng(0), "Q5_K", (20, 512), weight.layout)
     raw = Buffer("raw", "raw", 0, made.raw.nbytes, "U8", made.raw.shape)
     launch = Tiler(GPU).launch(weight, raw)
+    assert launch is not None
     stored = np.empty(weight.n_bytes, np.uint8)
     repack.reference(made.raw, stored, *launch.args[2:])
     assert np.array_equal(unpacked(stored, layouts.tiles_of(weight)), made.raw)

@@ -29,7 +29,7 @@ from llamagraph.program.weights import Weights
 
 LONG_KV = 8192  # from this KV length on, chunks are combined by a kernel of their own
 SPLIT_ROWS = 8  # up to this many rows the KV is split among blocks, above it the rows are
-LARGEST_HEAD = {"F16": 256, "F32": 128}  # that the registers of a GPU's threads have room for
+LARGEST_HEAD = 256  # that the registers of a GPU's threads have room for
 
 
 @dataclass(frozen=True)
@@ -141,11 +141,11 @@ def _rope_attend(tape: Tape, heads: tuple[Buffer, Buffer, Buffer], w: Weights,
 
 def _check(tape: Tape, w: Weights, shape: AttentionShape, kv: LayerKV) -> None:
     """LlamaGraphError where a GPU has no kernel for the heads."""
-    largest = LARGEST_HEAD.get(kv.k.dtype, 0)
-    if tape.target.is_cuda and (shape.head_dim % 16 or shape.head_dim > largest):
+    fits = shape.head_dim % 16 == 0 and shape.head_dim <= LARGEST_HEAD and kv.k.dtype == "F16"
+    if tape.target.is_cuda and not fits:
         raise LlamaGraphError(
-            f"{w.name}: heads have {shape.head_dim} numbers and the KV cache is {kv.k.dtype}; "
-            f"on a GPU they have a multiple of 16 up to {largest}; use --device cpu"
+            f"{w.name}: heads of {shape.head_dim} numbers in a KV cache of {kv.k.dtype}; a GPU "
+            f"takes multiples of 16 up to {LARGEST_HEAD} in F16; use --device cpu"
         )
 
 

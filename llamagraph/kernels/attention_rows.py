@@ -11,12 +11,13 @@ from llamagraph.kernels.attend import Scoring, attend
 from llamagraph.kernels.attention_few import inputs, kv_traffic
 from llamagraph.program.launch import Buffer, Geometry, In, Out, Traffic, Work, kernel
 
-BLOCK_ROWS = 64
 NUMPY_CHUNK = 256  # positions that numpy takes at a time
 
 
-def _geometry(target: Any, q: Buffer, *args: Any, N_HEAD: int, **constants: Any) -> Geometry:
-    return Geometry((-(-q.shape[0] // BLOCK_ROWS), N_HEAD, 1), 128)
+def _geometry(target: Any, q: Buffer, *args: Any, N_HEAD: int, HEAD_DIM: int, **constants: Any
+              ) -> Geometry:
+    block_rows = 64 if HEAD_DIM <= 128 else 32
+    return Geometry((-(-q.shape[0] // block_rows), N_HEAD, 1), 128)
 
 
 def _cost(work: Work, q: Buffer, cache_k: Buffer, *args: Any, **constants: Any) -> Traffic:

@@ -1,8 +1,9 @@
 """A weight times the one row of a decode step, fused with what comes before and after it.
 
-A launch costs about two microseconds whatever it does, so a layer's products are as few launches as
-they can be: norm and quantisation of the row are done again by every block. The row meets integer
-weights as int8 with a scale per 32, float weights as it is. Knows no layer and no order of launches.
+A launch costs about two microseconds whatever it does, so a layer's products are as few launches
+as they can be: norm and quantisation of the row are done again by every block. The row meets
+integer weights as int8 with a scale per 32, float weights as it is. Knows no layer and no order of
+launches.
 """
 
 from collections.abc import Iterator, Sequence
@@ -65,7 +66,7 @@ def shares(target: Target, weights: Sequence[Weight], parts: int = 1) -> dict[st
     """TEAMS of warps, each with a group of rows, and the SPLIT of a row's tiles among its warps.
 
     Rows are split first, evenly: a small matrix has few groups. Teams are added while there are
-    more groups than multiprocessors, and so that no thread has more than 16 activations to bring in.
+    more groups than multiprocessors, and until no thread has over 16 activations to bring in.
     """
     most, t = WARPS // parts, tiles_of(weights[0])
     split = -(-t.n_tiles // -(-t.n_tiles // most))
@@ -102,11 +103,8 @@ def qkv_constants(target: Target, q: Weight, k: Weight, v: Weight) -> dict[str, 
     other = [w for w in (k, v) if tile_constants(w) != tile_constants(q)]
     share = shares(target, [q, k, v])
     most = _most_blocks(target, share["TEAMS"] * share["SPLIT"])
-
-    kinds = [
-        (sum(tiles_of(w).n_groups for w in weights), tiles_of(weights[0]).n_units
-         * tiles_of(weights[0]).unit_bytes) for weights in (same, other) if weights
-    ]
+    kinds = [(sum(tiles_of(w).n_groups for w in weights), tiles_of(weights[0]).row_bytes)
+             for weights in (same, other) if weights]
 
     def slowest(n_blocks: int) -> int:
         """Bytes of a row that the busiest team reads, with so many blocks for the other kind."""
@@ -212,12 +210,14 @@ def _gated_example(rng):
 
 def _qkv_inputs(rng):
     kinds = (
-        ("Q4_K", "Q4_K", "Q4_K", 1280), ("Q4_K", "Q4_K", "Q6_K", 2048), ("Q5_0", "Q5_0", "Q8_0", 896),
-        ("Q5_K", "Q8_0", "Q8_0", 256), ("Q4_1", "Q4_1", "Q4_1", 576), ("F16", "F16", "F16", 96),
+        ("Q4_K", "Q4_K", "Q4_K", 1280), ("Q4_K", "Q4_K", "Q6_K", 2048),
+        ("Q5_0", "Q5_0", "Q8_0", 896), ("Q5_K", "Q8_0", "Q8_0", 256),
+        ("Q4_1", "Q4_1", "Q4_1", 576), ("F16", "F16", "F16", 96),
         ("Q4_0", "Q6_K", "Q4_0", 512), ("BF16", "BF16", "F32", 64),
     )
     for *types, n_in in kinds:
-        q, k, v = (random_weight(rng, dtype, (n_out, n_in), layout(TARGETS["sm_90a"], dtype, (1, n_in)))
+        rows = layout(TARGETS["sm_90a"], types[0], (1, n_in))
+        q, k, v = (random_weight(rng, dtype, (n_out, n_in), rows)
                    for dtype, n_out in zip(types, (100, 40, 24), strict=True))
         x = rng.standard_normal((1, n_in), np.float32)
         outs = tuple(np.empty((1, w.shape[0]), np.float32) for w in (q, k, v))

@@ -1,10 +1,11 @@
 """How a GPU stores a weight: tiles in which a lane owns a piece of one row. Pure arithmetic.
 
-A *unit* is a lane's share: a few blocks of one row, their quants first and their scales last. RW rows
-and 32 / RW units are a tile, cut into pieces of 16 bytes a lane, so that every load of a warp is one
-run of 512 bytes; what is left of a unit follows as pieces of 8, 4 and 2 bytes. The tiles of RW rows
-follow each other along the row, the last with fewer units where they do not divide; rows are padded
-where RW does not divide them. All bits are the file's. `csrc/quants.cuh` reads what is written here.
+A *unit* is a lane's share: a few blocks of one row, their quants first and their scales last. RW
+rows and 32 / RW units are a tile, cut into pieces of 16 bytes a lane, so that every load of a warp
+is one run of 512 bytes; what is left of a unit follows as pieces of 8, 4 and 2 bytes. The tiles of
+RW rows follow each other along the row, the last with fewer units where they do not divide; rows
+are padded where RW does not divide them. All bits are the file's. `csrc/tiles.cuh` reads what is
+written here.
 
 Knows types and shapes, no file and no device's memory.
 """
@@ -86,13 +87,17 @@ class Tiles(NamedTuple):
         return self.blocks * (self.head + self.high + self.quants)
 
     @property
+    def row_bytes(self) -> int:
+        return self.n_units * self.unit_bytes
+
+    @property
     def n_groups(self) -> int:
         """Groups of `rows` rows, the last padded."""
         return -(-self.n_out // self.rows)
 
     @property
     def n_bytes(self) -> int:
-        return self.n_groups * self.rows * self.n_units * self.unit_bytes
+        return self.n_groups * self.rows * self.row_bytes
 
     @property
     def n_tiles(self) -> int:

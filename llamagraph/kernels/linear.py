@@ -1,7 +1,8 @@
 """Matrix products with a weight, for one row or many, alone or fused with what surrounds them.
 
-numpy has a product and a sum, which have no entry in `csrc/`. On a GPU one row goes through the kernels of `gemv.py`, which take in
-the norm before and the addition behind, many rows through `gemm.py`.
+numpy has a product and a sum, which have no entry in `csrc/`. On a GPU one row goes through the
+kernels of `gemv.py`, which take in the norm before and the addition behind, many rows through
+`gemm.py`.
 """
 
 import numpy as np
@@ -18,13 +19,11 @@ from llamagraph.kernels.gemv import (
     gemv_norm_qkv_bias,
     qkv_constants,
 )
-from llamagraph.kernels.layouts import conversion, layout, stored_bytes, type_of
+from llamagraph.kernels.layouts import conversion, type_of
 from llamagraph.kernels.norm import norm
 from llamagraph.program.launch import Buffer, Geometry, In, InOut, Out, Traffic, Work, kernel
 from llamagraph.program.tape import Tape
 from llamagraph.program.weights import Weights
-
-__all__ = ["layout", "linear", "linear_residual", "norm_linear", "one_row", "qkv", "stored_bytes"]
 
 
 def _product(weight: np.ndarray, x: np.ndarray) -> np.ndarray:

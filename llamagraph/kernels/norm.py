@@ -85,7 +85,8 @@ def rms_norm_heads(weight: In, n_rows: In, x: InOut, eps: float, *, HEAD_DIM: in
 def norm(tape: Tape, x: Buffer, w: Weights, eps: float) -> Buffer:
     """RMS norm of every row."""
     out = tape.scratch(_label(w), *x.shape)
-    tape.launch(rms_norm(WIDTH=x.shape[1]), x, w.weight, tape.io["n_rows"], out, eps, label=_label(w))
+    tape.launch(rms_norm(WIDTH=x.shape[1]), x, w.weight, tape.io["n_rows"], out, eps,
+                label=_label(w))
     return out
 
 

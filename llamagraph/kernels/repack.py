@@ -1,4 +1,4 @@
-"""A weight's bytes from the file's order into tiles (`layouts.py`), once, when a model is loaded."""
+"""A weight's bytes from the file's order into tiles (`layouts.py`), when a model is loaded."""
 
 import numpy as np
 

@@ -2,6 +2,7 @@
 
     scripts/gpu-check --self             the device, with three tiny kernels of its own
     scripts/gpu-check --kernels [WORD]   every kernel, or those with WORD in the name
+    scripts/gpu-check --steady           one executable over a long life
     scripts/gpu-check --models DIR       all of it, with the models in DIR; at most 8 minutes
 
 Needs no network. Golden data is looked for in $LLAMAGRAPH_GOLDEN. Ends in one table; the exit code
@@ -20,10 +21,11 @@ def main() -> int:
     )
     parser.add_argument("--self", action="store_true", dest="device", help="the device alone")
     parser.add_argument("--kernels", nargs="?", const="", metavar="WORD", help="kernels alone")
+    parser.add_argument("--steady", action="store_true", help="updates and growth alone")
     parser.add_argument("--models", type=Path, metavar="DIR", help="all, with these GGUF files")
     options = parser.parse_args()
-    if not (options.device or options.kernels is not None or options.models):
-        parser.error("give --self, --kernels or --models DIR")
+    if not (options.device or options.kernels is not None or options.steady or options.models):
+        parser.error("give --self, --kernels, --steady or --models DIR")
     report = Report()
     if options.device or options.models:
         from checks import selftest
@@ -33,6 +35,10 @@ def main() -> int:
         from checks import kernels
 
         kernels.run(report, options.kernels or "")
+    if options.steady or options.models:
+        from checks import steady
+
+        steady.run(report)
     if options.models:
         from checks import parity
 

@@ -28,7 +28,7 @@ GOLDEN = {
     "gemma-3-270m-q4_k_m.gguf": "gemma3-270m-q4_k_m.json",
     "qwen2.5-coder-0.5b-q4_k_m.gguf": "qwen2.5-coder-0.5b-q4_k_m.json",
 }
-N_PROMPTS, SETTLED = 120, 40  # device memory must not change after the first SETTLED prompts
+N_PROMPTS, SETTLED = 500, 40  # device memory must not change after the first SETTLED prompts
 
 
 @dataclass

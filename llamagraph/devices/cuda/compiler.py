@@ -181,6 +181,10 @@ class Compiler:
         with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
             return dict(zip(units, pool.map(self.cubin, units), strict=True))
 
+    def missing(self, units: Iterable[Unit]) -> list[Unit]:
+        """Those that will have to be compiled, because they are not in the cache."""
+        return [u for u in units if self.version and not self.path(u).exists()]
+
     def usable(self) -> bool:
         """Whether there is an NVRTC, or a cache that may have all that is needed."""
         return self.version is not None or any(self.cache.glob(f"*-{self.arch}-*.cubin"))

@@ -18,6 +18,9 @@ from llamagraph.program.launch import Call, Kernel, Param
 from llamagraph.program.target import TARGETS, Target
 
 
+FEW_UNITS = 2  # that compile in less than a second: nothing is said
+
+
 def pack(params: Sequence[Param], args: Sequence[Any]) -> np.ndarray:
     """The arguments as the kernel takes them, uint64 (n,): pointers, int32 and float32 in place."""
     store = np.zeros(len(args), np.uint64)
@@ -39,8 +42,8 @@ def target_of(gpu: driver.Gpu) -> Target:
 class Kernels:
     """The loaded modules, a compile unit each, and the functions taken from them."""
 
-    def __init__(self, compiler: Compiler):
-        self.compiler = compiler
+    def __init__(self, compiler: Compiler, warn: Callable[[str], None]):
+        self.compiler, self._warn = compiler, warn
         self._modules: dict[Unit, Any] = {}
         self._functions: dict[Kernel, driver.Function] = {}
 
@@ -48,6 +51,8 @@ class Kernels:
         """Compiles and loads all that is not there yet, side by side."""
         wanted = dict.fromkeys(Unit(k.source, k.constants) for k in kernels)
         new = [unit for unit in wanted if unit not in self._modules]
+        if len(missing := self.compiler.missing(new)) > FEW_UNITS:
+            self._warn(f"compiling {len(missing)} kernel files for {self.compiler.arch}, once")
         for unit, cubin in self.compiler.cubins(new).items() if new else ():
             self._modules[unit] = driver.load_module(cubin, str(unit))
 
@@ -205,7 +210,7 @@ class CudaDevice:
 
             self.context = keep(driver.Context(gpu))
             stream = keep(driver.Stream())
-            self.kernels = keep(Kernels(compiler))
+            self.kernels = keep(Kernels(compiler, warn))
             self.queue = keep(CudaQueue(self.kernels, stream))
             self.memory = keep(CudaMemory(gpu, stream, self._run, warn))
             self.graphs = keep(CudaGraphs(self.queue, stream), "close_all")
