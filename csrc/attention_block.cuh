@@ -144,7 +144,7 @@ __device__ void attend(Shared& shared, const Span& span, const Head& head, int r
         float products[2][4] = {};
 #pragma unroll
         for (int first = 0; first < K_SPANS; first += K_AT_ONCE) {
-            if (first) __syncwarp(), keys.load(head, tile, first);
+            if (first) keys.load(head, tile, first);
             if (fresh) keys.replace(tile, span.last, shared.k, first);
             score(shared, keys, first, products);
         }
@@ -153,7 +153,7 @@ __device__ void attend(Shared& shared, const Span& span, const Head& head, int r
         const float keep = mine.weigh(scores(products, tile, span.low, stop, softcap), p);
 #pragma unroll
         for (int first = 0; first < V_SPANS; first += V_AT_ONCE) {
-            if (first) __syncwarp(), values.load(head, tile, first);
+            if (first) values.load(head, tile, first);
             if (fresh) values.replace(tile, span.last, shared.v, first);
             mine.add(p, keep, values, first);
         }

@@ -17,7 +17,6 @@ from llamagraph.errors import LlamaGraphError
 from llamagraph.program.launch import Call, Kernel, Param
 from llamagraph.program.target import TARGETS, Target
 
-
 FEW_UNITS = 2  # that compile in less than a second: nothing is said
 
 
