@@ -140,7 +140,8 @@ __device__ void attend(Shared& shared, const Span& span, const Head& head, int r
         if (next >= stop) next_c += gridDim.x, next = first_tile(span, next_c);
         const bool more = next_c < span.n_chunks;
         // The new position is only here where its chunk is: a tile past the chunk may reach it too.
-        const bool fresh = head.ring.end <= span.last && stop > span.last && tile + TILE > span.last;
+        const bool fresh =
+            head.ring.end <= span.last && stop > span.last && tile + TILE > span.last;
         float products[2][4] = {};
 #pragma unroll
         for (int first = 0; first < K_SPANS; first += K_AT_ONCE) {

@@ -21,7 +21,8 @@ constexpr int Q_STRIDE = 8 * K_SPANS + 1;      // odd: eight lanes' loads are in
 constexpr int PARTIAL = MAX_CHUNKS * (DIM + 2);  // numbers of a head's partial results
 
 // Spans of a tile that are loaded at a time: as many as there is room for in registers.
-constexpr int K_AT_ONCE = (DIM > 128 ? 2 : 4) / Type::PARTS, V_AT_ONCE = DIM > 128 ? 1 : 2 / Type::PARTS;
+constexpr int K_AT_ONCE = (DIM > 128 ? 2 : 4) / Type::PARTS;
+constexpr int V_AT_ONCE = (DIM > 128 ? 1 : 2 / Type::PARTS);
 constexpr int MIN_BLOCKS = DIM <= 64 && Type::PARTS == 1 ? 4 : 2;
 
 struct Shared {

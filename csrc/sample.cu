@@ -23,13 +23,13 @@ __device__ bool is_last_block(unsigned* counter) {
     return last;
 }
 
-// `published` is host memory: the host sees the token while later steps run.
+// `published` is host memory: the host sees the token, as its id + 1, while later steps run.
 __device__ void end_step(int* pos, int* n_rows, int* tokens, int* published, int token) {
     int next = *pos + *n_rows;
     tokens[next] = token;
     *pos = next;
     *n_rows = 1;
-    *static_cast<volatile int*>(published + next) = token;
+    *static_cast<volatile int*>(published + next) = token + 1;
 }
 
 // The largest key of the block, in thread 0.

@@ -10,7 +10,7 @@ import re
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import groupby
@@ -121,19 +121,19 @@ class Step(NamedTuple):
 
 def bench(file: GGUFFile, device: Device, cases: Sequence[Case], modes: Sequence[str],
           repetitions: int = 5, *, n_ctx: int | None = None, n_threads: int = 1,
-          probe_bytes: int | None = None, progress: Progress | None = None) -> Iterator[Result]:
+          probe_bytes: int | None = None, progress: Progress | None = None,
+          warn: Callable[[str], None] = lambda _: None) -> Iterator[Result]:
     """Results as they come: every case in every mode. Cases of a depth should follow each other.
 
     The KV cache at a depth is filled once, for all its cases, modes and repetitions. `n_ctx` None
     takes what the cases need; LlamaGraphError where they need more. The device stays open.
     """
     longest = max(cases, key=lambda c: c.n_depth + c.n_tokens)
-    needed = longest.n_depth + longest.n_tokens
-    if needed > (n_ctx or needed):
+    if (needed := longest.n_depth + longest.n_tokens) > (n_ctx or needed):
         raise LlamaGraphError(f"{longest.name} needs a context of {needed} tokens, -c allows "
                               f"{n_ctx}; raise -c, or leave it out")
     bandwidth = read_bandwidth(device, probe_bytes)
-    runner = Runner(file, device, "stream", n_ctx or needed, progress)
+    runner = Runner(file, device, "stream", n_ctx or needed, progress, warn)
     try:
         for depth, group in groupby(cases, key=lambda c: c.n_depth):
             _in_mode(runner, "stream").reset()
@@ -231,7 +231,7 @@ def _measure(runner: Runner, case: Case, tokens: Sequence[int], mode: str, repet
     steps = _watch(runner, case, tokens)
     last = steps[-1].executor
     return {
-        **asdict(case), "test_time": when, "graph_mode": mode, "last_token": last_token,
+        **asdict(case), "test_time": when, "graph_mode": runner.mode, "last_token": last_token,
         **speeds(case.n_tokens, samples),
         **latencies(case, steps),
         **against_floor(case.n_tokens, samples, sum(s.n_bytes for s in steps), bandwidth),

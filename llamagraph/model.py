@@ -15,6 +15,7 @@ import numpy as np
 
 from llamagraph.devices import open_device
 from llamagraph.errors import LlamaGraphError
+from llamagraph.execute import EXECUTORS
 from llamagraph.gguf.hub import default_model
 from llamagraph.gguf.reader import GGUFFile
 from llamagraph.program.device import Device
@@ -32,7 +33,7 @@ class Token(NamedTuple):
 
 @dataclass
 class Timings:
-    """Seconds since generation began, and how many tokens they were spent on."""
+    """Seconds of loading, and since generation began; the tokens that they were spent on."""
 
     load_seconds: float = 0.0
     first_token_seconds: float = 0.0
@@ -111,6 +112,8 @@ class Generation:
     timings: Timings = field(default_factory=Timings)
 
     def __iter__(self) -> Iterator[Token]:
+        if self.tokens or self.stop_reason:
+            raise LlamaGraphError("an answer can be iterated once; call generate again")
         for token in self._tokens():
             self.text += token.text
             yield token
@@ -166,10 +169,15 @@ class Model:
         self.file, self.path = file, file.path
         self.tokenizer = Tokenizer(file.metadata, str(file.path))
         mode = mode or ("capture" if device.target.is_cuda else "stream")
+        if mode not in EXECUTORS:
+            raise LlamaGraphError(f"mode {mode!r} is unknown; there are {', '.join(EXECUTORS)}")
+        for warning in self.tokenizer.warnings:
+            warn(warning)
         self.runner = Runner(file, device, mode, n_ctx, progress, warn)
         self.load_seconds = time.perf_counter() - start
 
-    def generate(self, prompt: str | Sequence[int], *, limit: int = -1, stop: Sequence[str] = (),
+    def generate(self, prompt: str | Sequence[int], *, limit: int = -1,
+                 stop: str | Sequence[str] = (),
                  ignore_eos: bool = False, logprobs: int = 0, **sampling: Any) -> Generation:
         """An answer to raw text or token ids, up to `limit` tokens (-1: no limit).
 
@@ -190,6 +198,7 @@ class Model:
             banned = dict.fromkeys(self.tokenizer.eog, BANNED)
             params = SamplingParams(**{**params.__dict__,
                                        "logit_bias": {**params.logit_bias, **banned}})
+        stop = [stop] if isinstance(stop, str) else stop
         return Generation(self, ids, params, limit, stop, ignore_eos, logprobs)
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
@@ -200,8 +209,11 @@ class Model:
         return self.runner.logits(tokens)
 
     def close(self) -> None:
-        self.runner.close()
-        self.file.close()
+        """Frees the model and its device, also one that was passed in open."""
+        try:
+            self.runner.close()
+        finally:
+            self.file.close()
 
     def __enter__(self) -> "Model":
         return self

@@ -12,34 +12,27 @@ from typing import Any
 
 import numpy as np
 
-from llamagraph import models
-from llamagraph.errors import DeviceError, FormatError, LlamaGraphError, MemoryLimitError
+from llamagraph.errors import DeviceError, LlamaGraphError, MemoryLimitError
 from llamagraph.execute import EXECUTORS, ExecutorCache
 from llamagraph.gguf.reader import GGUFFile
-from llamagraph.kernels.attention import attention_class, attention_vars
-from llamagraph.kernels.layouts import layout, stored_bytes
+from llamagraph.kernels.attention import attention_vars
 from llamagraph.kernels.repack import Tiler
-from llamagraph.kernels.step import step_io
-from llamagraph.kvcache import KVCache
+from llamagraph.planner import FACTORS, LOGIT_ROWS, ROW_BUCKETS, Planner, step_key
 from llamagraph.program.device import Device
-from llamagraph.program.launch import Buffer, Program, StepKey
-from llamagraph.program.plan import ALIGNMENT
-from llamagraph.program.tape import Tape
-from llamagraph.program.weights import Weights
+from llamagraph.program.launch import Buffer, StepKey
 from llamagraph.sampling import SamplingParams
 
-ROW_BUCKETS = (1, 8, 32, 128, 512)
-UNKNOWN = -1  # a token that no step has published yet
-LARGEST = (  # the steps that need most scratch; a missing tensor shows while they are planned
-    StepKey(ROW_BUCKETS[-1], "all"), StepKey(8, "all", "long"), StepKey(1, "last", "long", "chain"),
-)
+UNKNOWN = 0  # published by no step yet; tokens are published as their id + 1
 SILENCE_SECONDS = 2.0  # after which the device is asked whether it has failed
 Progress = Callable[[str, int, int], None]
 
 
-def row_bucket(n: int) -> int:
-    """The smallest bucket that holds n rows."""
-    return next(b for b in ROW_BUCKETS if b >= n)
+def _raw(file: GGUFFile, name: str) -> np.ndarray:
+    """A tensor's bytes as they are stored: the file's, or for a vector those of F32."""
+    t = file.tensors[name]
+    if len(t.shape) > 1:
+        return file.data(name)
+    return t.quant.dequantise(file.data(name), t.shape).view(np.uint8)
 
 
 class Runner:
@@ -52,76 +45,44 @@ class Runner:
                  n_ctx: int | None = None, progress: Progress | None = None,
                  warn: Callable[[str], None] = lambda _: None):
         self.device, self.mode, self._warn = device, mode, warn
-        architecture = models.load(file.metadata)
-        self._step, self.config = architecture.step, architecture.config(file.metadata)
-        self._asked, self.n_ctx = n_ctx, n_ctx or self.config.n_ctx_train
-        self.io = step_io(self.n_ctx)
-        kv_type = "F16" if device.target.is_cuda else "F32"
-        self.kv = KVCache(self.config.layers, self.n_ctx, ROW_BUCKETS[-1], kv_type)
+        planner = Planner(file, device.target, n_ctx)
+        self.plan, self.config, self.n_vocab = planner.plan, planner.config, planner.n_vocab
+        self.io, self.kv, self.weights = planner.io, planner.kv, planner.weights
+        self._asked, self.n_ctx = n_ctx, planner.n_ctx
         self.n_past = 0  # tokens of the sequence that steps have read, or are about to
         self.sequence: list[int] = []
-        self._load(file, progress or (lambda *_: None))
+        self._turn = 0  # of an answer; it ends when the sequence is changed from outside
+        self._load(file, planner, progress or (lambda *_: None))
         self.executors = ExecutorCache(self._executor)
 
-    def _load(self, file: GGUFFile, progress: Progress) -> None:
-        memory = self.device.memory
-        self.n_vocab = self._check_shapes(file)
-        sources = self._sources(file)
-        buffers, offset = {}, 0
-        for name, (dtype, shape, _) in sources.items():
-            order = layout(self.device.target, dtype, shape)
-            stop = offset + stored_bytes(dtype, shape, order)
-            buffers[name] = Buffer(name, "weights", offset, stop, dtype, shape, order)
-            offset = -(-buffers[name].stop // ALIGNMENT) * ALIGNMENT
-        self.weights = Weights(buffers, str(file.path))
-        scratch = max(self.plan(key).scratch_bytes for key in LARGEST)
-        self._check_memory(file, buffers, scratch)
-        for arena, n_bytes in (("weights", offset), ("kv", self.kv.n_bytes), ("scratch", scratch),
+    def _load(self, file: GGUFFile, planner: Planner, progress: Progress) -> None:
+        memory, total, scratch = self.device.memory, planner.weights_bytes, planner.scratch_bytes()
+        self._check_memory(file, planner.buffers, scratch)
+        for arena, n_bytes in (("weights", total), ("kv", self.kv.n_bytes), ("scratch", scratch),
                                ("io", self.io["counters"].stop),
                                ("mapped", self.io["published"].stop)):
             memory.reserve(arena, n_bytes)
         memory.grow("io", 0, self.io["counters"].stop)
         self._published = memory.host_view(self.io["published"])
-        tiler = Tiler(self.device.target)
-        for name, (_, _, raw) in sources.items():
-            progress("load", buffers[name].start, offset)
-            memory.upload(buffers[name], raw, tiler)
-        progress("load", offset, offset)
+        tiler, tables = Tiler(self.device.target), self._rope_tables(file)
+        for name, buffer in planner.buffers.items():
+            progress("load", buffer.start, total)
+            memory.upload(buffer, tables[name] if name in tables else _raw(file, name), tiler)
+        progress("load", total, total)
         memory.write(self.io["one"], [1])
         memory.write(self.io["counters"], np.zeros(self.io["counters"].shape, np.uint32))
         self.reset()
 
-    def _sources(self, file: GGUFFile) -> dict[str, tuple[str, tuple[int, ...], np.ndarray]]:
-        """Type, shape and bytes of every weight: the file's tensors and the rope tables.
-
-        Vectors (norms, biases) become F32 whatever the file holds them in.
-        """
-        vectors: dict[str, np.ndarray] = {}
-        sources: dict[str, tuple[str, tuple[int, ...], np.ndarray]] = {}
-        for name, t in file.tensors.items():
-            if len(t.shape) == 1:
-                vectors[name] = t.quant.dequantise(file.data(name), t.shape)
-            else:
-                sources[name] = (t.quant.name, tuple(t.shape), file.data(name))
-        factors = vectors.pop("rope_freqs.weight", None)
-        for name, rope in self.config.ropes.items():
-            if factors is not None and len(factors) != rope.n_rot // 2:
-                raise FormatError(f"{file.path}: tensor rope_freqs.weight has {len(factors)} "
-                                  f"values for {rope.n_rot // 2} rotated pairs")
-            vectors[f"rope.{name}.weight"] = rope.inv_freq(factors)
-        return sources | {n: ("F32", v.shape, v.view(np.uint8)) for n, v in vectors.items()}
-
-    def _check_shapes(self, file: GGUFFile) -> int:
-        """The tensors against the metadata, before anything is allocated; the vocabulary's size."""
-        found = {name: tuple(t.shape) for name, t in file.tensors.items()}
-        n_vocab = len(file.metadata.scalar("tokenizer.ggml.tokens", list, ()))
-        n_vocab = n_vocab or found.get("token_embd.weight", (0,))[0]
-        self.config.check(file.path, found, n_vocab)
-        return n_vocab
+    def _rope_tables(self, file: GGUFFile) -> dict[str, np.ndarray]:
+        """Bytes of the weights that no file has: the frequencies of each kind of layer."""
+        factors = _raw(file, FACTORS).view(np.float32) if FACTORS in file.tensors else None
+        return {f"rope.{name}.weight": rope.inv_freq(factors).view(np.uint8)
+                for name, rope in self.config.ropes.items()}
 
     def _check_memory(self, file: GGUFFile, buffers: dict[str, Buffer], scratch: int) -> None:
         """MemoryLimitError before anything is allocated: a context that was asked for must fit."""
         base = sum(self.device.memory.weight_bytes(b) for b in buffers.values()) + scratch
+        base += self.io["counters"].stop + self.io["published"].n_bytes
         free = self.device.memory.available()
         needed = base + self.kv.bytes_at(self._asked or 1)
         if needed <= free:
@@ -130,12 +91,6 @@ class Runner:
         fix = f"use -c {fits} or less" if fits > 0 else "take a smaller model or another --device"
         raise MemoryLimitError(f"{file.path}: {needed / 1e9:.2f} GB of memory are needed, "
                                f"{free / 1e9:.2f} GB are free; {fix}")
-
-    def plan(self, key: StepKey) -> Program:
-        """The launches of a step for the device's target."""
-        tape = Tape(self.device.target, key, self.io)
-        self._step(tape, self.weights, self.kv.layers, self.config)
-        return tape.program()
 
     def _executor(self, key: StepKey) -> Any:
         program = self.plan(key)
@@ -155,14 +110,17 @@ class Runner:
     def reset(self, n_past: int = 0) -> None:
         """Takes the sequence back to its first `n_past` tokens."""
         assert n_past <= self.n_past
+        self._turn += 1
         self.device.queue.wait()
+        self._published[n_past : self.n_past + 1] = UNKNOWN
         self.n_past = n_past
         self.device.memory.write(self.io["pos"], [n_past])
-        self._published[n_past:] = UNKNOWN
         del self.sequence[n_past:]
 
     def write_tokens(self, tokens: Sequence[int]) -> None:
         """Writes the tokens that follow the sequence; a step must then read them."""
+        if bad := [t for t in tokens if not 0 <= t < self.n_vocab]:
+            raise LlamaGraphError(f"token {bad[0]} is none of the model's, 0 to {self.n_vocab - 1}")
         if self.n_past + len(tokens) > self.n_ctx:
             raise LlamaGraphError(
                 f"{self.n_past + len(tokens)} tokens do not fit the context of {self.n_ctx}; "
@@ -174,10 +132,8 @@ class Runner:
     def step(self, n_rows: int, logits: str, sampler: str) -> Any:
         """Queues one step over the next `n_rows` tokens; the executor that ran it."""
         kv_len = self.n_past + n_rows
-        depth = attention_class(kv_len) if n_rows == 1 else "short"
-        key = StepKey(row_bucket(n_rows), logits, depth, sampler)
         self.kv.grow(self.device.memory, kv_len)
-        executor = self.executors[key]
+        executor = self.executors[step_key(n_rows, kv_len, logits, sampler)]
         executor.run(attention_vars(self.device.target, kv_len))
         self.n_past = kv_len
         return executor
@@ -197,8 +153,8 @@ class Runner:
         """float32 (n_tokens, n_vocab): the logits after each of the tokens that follow."""
         self.write_tokens(tokens)
         parts = []
-        for first in range(0, len(tokens), ROW_BUCKETS[-1]):
-            n = min(len(tokens) - first, ROW_BUCKETS[-1])
+        for first in range(0, len(tokens), LOGIT_ROWS):
+            n = min(len(tokens) - first, LOGIT_ROWS)
             self.device.memory.write(self.io["n_rows"], [n])
             parts.append(self.read_logits(self.step(n, "all", "greedy"))[:n])
         return np.concatenate(parts)
@@ -210,11 +166,11 @@ class Runner:
     def chosen(self, position: int) -> int:
         """The token that a step has chosen, or is about to choose, for a position."""
         give_up = time.monotonic() + SILENCE_SECONDS
-        while (token := int(self._published[position])) < 0:
+        while (published := int(self._published[position])) == UNKNOWN:
             if time.monotonic() > give_up:
                 self.device.queue.wait()  # a fault of the device shows here
-                give_up = time.monotonic() + SILENCE_SECONDS
-        return token
+                assert self._published[position] != UNKNOWN, f"no step chose token {position}"
+        return published - 1
 
     def generate(self, prompt: Sequence[int], params: SamplingParams, limit: int = -1,
                  seen: Callable[[Any], None] | None = None) -> Iterator[int]:
@@ -222,13 +178,17 @@ class Runner:
 
         `seen(executor)` is called after each step, before the next one is queued. Without it the
         next step is queued before a token is handed out; what ran too far is taken back.
+        Raises LlamaGraphError once another answer has begun.
         """
         sampler = params.sampler(self.device.target, self.n_vocab)
         params.write(self.device.memory, self.io)
         executor = self.prefill(prompt, sampler)
         position, ahead = self.n_past, self.device.queue.ahead and not seen and sampler != "host"
+        turn = self._turn
         try:
             for produced in count(1):
+                if self._turn != turn:
+                    raise LlamaGraphError("another answer has begun; this one cannot go on")
                 if seen:
                     seen(executor)
                 if sampler == "host":
@@ -243,15 +203,22 @@ class Runner:
                 if not ahead:
                     executor = self.step(1, "last", sampler)
                 position += 1
+        except DeviceError:
+            self._turn += 1  # after a fault nothing can be taken back
+            raise
         finally:
-            self.reset(min(position, self.n_past))
+            if self._turn == turn:
+                self.reset(min(position, self.n_past))
 
     def _choose(self, executor: Any, params: SamplingParams) -> None:
         """Chooses on the host, and gives the token to the next step."""
         token = params.choose(self.read_logits(executor)[0], self.sequence)
         self.device.memory.write(self.io["tokens"], [token], self.n_past)
-        self._published[self.n_past] = token
+        self._published[self.n_past] = token + 1
 
     def close(self) -> None:
-        self.executors.close()
-        self.device.close()
+        self._turn += 1
+        try:
+            self.executors.close()
+        finally:
+            self.device.close()

@@ -37,8 +37,15 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name in SAMPLER_FLOATS:
-            if not np.isfinite(getattr(self, name)):
-                raise LlamaGraphError(f"{name} is {getattr(self, name)}; it must be a number")
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not np.isfinite(value):
+                raise LlamaGraphError(f"{name} is {value}; it must be a number")
+        for name in ("top_k", "repeat_last_n"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or not -1 <= value < 1 << 31:
+                raise LlamaGraphError(f"{name} is {value}; it must be a whole number below 2^31")
+        if self.seed is not None and not isinstance(self.seed, int):
+            raise LlamaGraphError(f"seed is {self.seed}; it must be a whole number")
         if self.repeat_penalty <= 0:
             raise LlamaGraphError(f"repeat_penalty is {self.repeat_penalty}; it must be above 0")
         if len(self.logit_bias) > MAX_BIAS:

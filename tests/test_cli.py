@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -166,3 +167,38 @@ def test_system_message_stop_text_and_bias(path):
 def test_a_wrong_bias_is_explained(path, bias, message):
     result = invoke("-m", path, "hello", "-l", bias)
     assert message in result.stderr + str(result.exception) and result.exit_code in (1, 2)
+
+
+def test_closed_streams_are_no_traceback(path):
+    command = f"{sys.executable} -m llamagraph run --device cpu -m {path} -n 2"
+    for redirect, code in (("<&-", 2), ("hello >&-", 0), ("hello 2>&-", 0)):
+        done = subprocess.run(f"{command} {redirect}", shell=True, capture_output=True, timeout=60)
+        assert done.returncode == code and b"Traceback" not in done.stderr, redirect
+
+
+def test_json_into_a_pipe_that_closes_ends_quietly(path):
+    read, write = os.pipe()
+    running = process("-m", path, "hello", "-n", "40", "--json", stdout=write)
+    os.close(write)
+    os.close(read)
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 0 and b"Traceback" not in err
+
+
+def test_logprobs_without_json_is_a_usage_error(path):
+    assert invoke("-m", path, "hello", "--logprobs", "2").exit_code == 2
+
+
+def test_damage_ends_with_exit_code_1_and_one_line_within_two_gigabytes(tmp_path):
+    """As a user sees it, in a process that may not take more addresses than that."""
+    file = tmp_path / "model.gguf"
+    for _, data in list(damaged_files(1, tiny_llama(0)))[::60]:
+        file.write_bytes(data)
+        done = process("-m", str(file), "hello", preexec_fn=limit_addresses)
+        out, err = done.communicate(timeout=20)
+        assert done.returncode == 1 and out == b""
+        assert err.startswith(f"Error: {file}".encode()) and err.count(b"\n") == 1
+
+
+def limit_addresses():
+    resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))

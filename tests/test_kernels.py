@@ -4,11 +4,11 @@ import re
 
 import numpy as np
 import pytest
+from conftest import REPOSITORY
 
 from llamagraph.kernels import all_kernels
 from llamagraph.kernels.examples import numpy_args
 from llamagraph.program.target import target_named
-from tests.conftest import REPOSITORY
 
 KERNELS = all_kernels()
 WITH_EXAMPLES = [name for name, kernel in KERNELS.items() if kernel.example]  # numpy's have none

@@ -8,12 +8,16 @@ import llamagraph
 
 ROOT = pathlib.Path(llamagraph.__file__).parent
 ARROWS = {
-    "cli": {"chat", "bench", "inspection", "model"},
+    "cli": {"chat", "bench", "inspection_driver", "inspection_page", "inspection_diff", "model"},
     "chat": {"model", "text"},
     "bench": {"model"},
+    "inspection_driver": {"inspection"},
+    "inspection_page": {"inspection"},
+    "inspection_diff": {"inspection"},
     "inspection": {"model"},
     "model": {"runner"},
-    "runner": {"text", "models", "sampling", "kvcache", "execute", "devices", "gguf"},
+    "runner": {"planner", "text", "sampling", "execute", "devices"},
+    "planner": {"models", "kvcache", "gguf"},
     "models": {"kernels"},
     "sampling": {"kernels"},
     "kvcache": {"kernels"},

@@ -107,7 +107,7 @@ def test_a_model_that_does_not_fit_says_so_before_allocating(tmp_path):
     fits = int(str(raised.value).split()[-3])
     llamagraph.open(path, device=roomy, n_ctx=fits)
     with pytest.raises(MemoryLimitError):
-        llamagraph.open(path, device=roomy, n_ctx=fits + 300)
+        llamagraph.open(path, device=roomy, n_ctx=fits + 3000)
 
 
 def test_what_is_not_supported_is_named(tmp_path):
@@ -117,4 +117,67 @@ def test_what_is_not_supported_is_named(tmp_path):
     path = tiny_model(tmp_path / "m.gguf", "qwen3")
     path.write_bytes(path.read_bytes().replace(b"blk.1.ffn_up", b"blk.1.ffn_xx"))
     with pytest.raises(FormatError, match=r"m\.gguf: tensor blk\.1\.ffn_up\.weight is missing"):
+        llamagraph.open(path, device=CpuDevice())
+
+
+def test_an_answer_ends_when_another_begins(model):
+    first = iter(model.generate("hello", limit=9, ignore_eos=True))
+    next(first)
+    second = iter(model.generate("world", limit=9, temp=0, ignore_eos=True))
+    next(second)
+    with pytest.raises(LlamaGraphError, match="another answer has begun"):
+        next(first)
+    rest = [id for id, _ in second]
+    alone = [id for id, _ in model.generate("world", limit=9, temp=0, ignore_eos=True)]
+    assert rest == alone[1:]
+
+
+def test_an_answer_is_iterated_once(model):
+    answer = model.generate("hello", limit=2, ignore_eos=True)
+    assert len(list(answer)) == 2
+    with pytest.raises(LlamaGraphError, match="iterated once"):
+        list(answer)
+
+
+@pytest.mark.parametrize("tokens", [[99999], [-1]])
+def test_tokens_that_the_model_does_not_have(model, tokens):
+    with pytest.raises(LlamaGraphError, match="none of the model's, 0 to 268"):
+        model.logits(tokens)
+    with pytest.raises(LlamaGraphError, match="none of the model's"):
+        list(model.generate(tokens))
+
+
+@pytest.mark.parametrize("sampling, message", [
+    ({"top_k": 3_000_000_000}, "top_k is 3000000000"), ({"seed": 1.5}, "seed is 1.5"),
+    ({"temp": "hot"}, "temp is hot"), ({"repeat_penalty": 0}, "repeat_penalty is 0"),
+])
+def test_sampling_parameters_out_of_range(model, sampling, message):
+    with pytest.raises(LlamaGraphError, match=message):
+        model.generate("x", **sampling)
+
+
+def test_a_stop_text_may_be_a_single_string(model):
+    whole = model.generate("hello", limit=12, temp=0, ignore_eos=True)
+    text = "".join(t for _, t in whole)
+    answer = model.generate("hello", limit=12, temp=0, ignore_eos=True, stop=text[3:6])
+    assert "".join(t for _, t in answer) == text[: text.index(text[3:6])]
+
+
+@pytest.mark.parametrize("n_ctx", [-1, 1 << 40])
+def test_a_context_out_of_range(tmp_path, n_ctx):
+    with pytest.raises(LlamaGraphError, match="a context has 1 to"):
+        llamagraph.open(tiny_model(tmp_path / "m.gguf"), device=CpuDevice(), n_ctx=n_ctx)
+
+
+def test_an_unknown_mode_is_named(tmp_path):
+    with pytest.raises(LlamaGraphError, match="'graph' is unknown; there are stream, capture"):
+        llamagraph.open(tiny_model(tmp_path / "m.gguf"), device=CpuDevice(), mode="graph")
+
+
+@pytest.mark.parametrize("arch, name", [("qwen3", "attn_k_norm"), ("gemma3", "post_ffw_norm")])
+def test_a_norm_that_the_architecture_needs(tmp_path, arch, name):
+    path = tiny_model(tmp_path / "m.gguf", arch)
+    wrong = name[:-1] + "x"
+    path.write_bytes(path.read_bytes().replace(f"blk.1.{name}".encode(), f"blk.1.{wrong}".encode()))
+    with pytest.raises(FormatError, match=rf"tensor blk\.1\.{name}\.weight is missing"):
         llamagraph.open(path, device=CpuDevice())

@@ -137,7 +137,7 @@ def chosen(logits, tokens=(), bias=None, position: int | None = None, **changed)
     floats = PLAIN | {k: v for k, v in changed.items() if k in SAMPLER_FLOATS}
     sequence = np.array([*tokens, -1], np.int32)
     pos, n_rows = np.array([len(tokens) - 1], np.int32), np.array([1], np.int32)
-    counters, published = np.zeros(1, np.uint32), np.full_like(sequence, -1)
+    counters, published = np.zeros(1, np.uint32), np.zeros_like(sequence)
     sample.choose_chain.reference(
         np.array([logits], np.float32), np.array([floats[n] for n in SAMPLER_FLOATS], np.float32),
         np.array([ints[n] for n in SAMPLER_INTS], np.int32),
@@ -145,7 +145,7 @@ def chosen(logits, tokens=(), bias=None, position: int | None = None, **changed)
         np.zeros(2, np.uint32), counters, pos, n_rows, sequence, published, len(logits),
     )
     assert (pos[0], n_rows[0], counters[0]) == (len(tokens), 1, 0)
-    assert published.tolist() == [-1] * len(tokens) + [sequence[-1]]
+    assert published.tolist() == [0] * len(tokens) + [sequence[-1] + 1]
     return int(sequence[-1])
 
 
@@ -182,10 +182,10 @@ def test_numbers_that_are_none(changed):
 
 def test_greedy_takes_the_first_of_equals_and_no_nan():
     logits = np.array([[np.nan, 1, 3, 3, -np.inf]], np.float32)
-    pos, n_rows, tokens, seen = (np.array(x, np.int32) for x in ([2], [3], [9] * 6, [-1] * 6))
+    pos, n_rows, tokens, seen = (np.array(x, np.int32) for x in ([2], [3], [9] * 6, [0] * 6))
     sample.choose_greedy.reference(logits, np.zeros(2, np.uint32), np.zeros(1, np.uint32), pos,
                                    n_rows, tokens, seen, 5)
-    assert tokens.tolist() == [9, 9, 9, 9, 9, 2] and seen.tolist() == [-1] * 5 + [2]
+    assert tokens.tolist() == [9, 9, 9, 9, 9, 2] and seen.tolist() == [0] * 5 + [3]
     assert (pos[0], n_rows[0]) == (5, 1)
 
 

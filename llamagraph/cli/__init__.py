@@ -5,6 +5,8 @@ import sys
 import click
 
 from llamagraph.cli.bench import bench
+from llamagraph.cli.console import prepare_streams
+from llamagraph.cli.inspect_graph import inspect_graph
 from llamagraph.cli.options import show_version
 from llamagraph.cli.run import run
 from llamagraph.errors import LlamaGraphError
@@ -19,15 +21,18 @@ def cli() -> None:
       llamagraph run "Why is the sky blue?"
       llamagraph run -m model.gguf -no-cnv "Once upon a time" -n 64 --temp 0
       cat letter.txt | llamagraph run --json -p "Sum this up:" -
+      llamagraph inspect-graph --steps 600
     """
 
 
 cli.add_command(run)
 cli.add_command(bench)
+cli.add_command(inspect_graph)
 
 
 def main() -> None:
     """The console script: 0 done, 1 failure, 2 usage, 130 interrupted."""
+    prepare_streams()
     try:
         cli.main(prog_name="llamagraph", standalone_mode=False)
     except click.exceptions.Abort:

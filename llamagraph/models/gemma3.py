@@ -36,5 +36,6 @@ def config(metadata: Any) -> Config:
         ropes={**cfg.ropes, "local": local},
         rope_of=tuple("full" if sees_all else "local" for sees_all in full),
         embd_scale=math.sqrt(cfg.n_embd),
+        norms=("attn_q_norm", "attn_k_norm", "post_attention_norm", "post_ffw_norm"),
         logit_softcap=keys.number("final_logit_softcapping", float, 0.0),
     )

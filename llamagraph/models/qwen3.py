@@ -1,5 +1,6 @@
 """Qwen3: as llama, with a norm on each head of q and k; rope rotates halves."""
 
+from dataclasses import replace
 from typing import Any
 
 from llamagraph.models.config import Config, read_config
@@ -9,4 +10,4 @@ __all__ = ["config", "step"]
 
 
 def config(metadata: Any) -> Config:
-    return read_config(metadata, neox=True)
+    return replace(read_config(metadata, neox=True), norms=("attn_q_norm", "attn_k_norm"))

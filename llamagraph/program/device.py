@@ -42,7 +42,7 @@ class Memory(Protocol):
         """The buffer as a numpy array of its shape, after all queued work."""
 
     def host_view(self, buffer: Buffer) -> Any:
-        """A live numpy array over a buffer of the `mapped` arena, which the host shares."""
+        """A live numpy array over a buffer of the `mapped` arena, which begins as zeros."""
 
     def address(self, buffer: Buffer) -> Any:
         """What stands for the buffer in a `Call`; compares by value."""

@@ -85,6 +85,7 @@ class MappedArena:
     def __init__(self, n_bytes: int):
         self.n_bytes = self.used = max(n_bytes, 1)
         self.pinned = driver.Pinned(self.n_bytes)
+        self.pinned.bytes[:] = 0
         self.base = self.pinned.address
 
     def close(self) -> None:

@@ -1,0 +1,97 @@
+"""Plans a model's steps for a target, from what its file says of itself; no weight is read.
+
+The one description of where weights, KV and io lie: the runner loads into it and runs its programs,
+inspecting prints them. Knows no device, and no tensor's bytes.
+"""
+
+from llamagraph import models
+from llamagraph.errors import FormatError, LlamaGraphError
+from llamagraph.gguf.reader import GGUFFile
+from llamagraph.kernels.attention import attention_class
+from llamagraph.kernels.layouts import layout, stored_bytes
+from llamagraph.kernels.step import step_io
+from llamagraph.kvcache import KVCache
+from llamagraph.models.config import MAX_CONTEXT
+from llamagraph.program.launch import Buffer, Program, StepKey
+from llamagraph.program.plan import ALIGNMENT
+from llamagraph.program.tape import Tape
+from llamagraph.program.target import Target
+from llamagraph.program.weights import Weights
+
+ROW_BUCKETS = (1, 8, 32, 128, 512)
+LOGIT_ROWS = 32  # at most, where all rows' logits are wanted: they fill the scratch
+FACTORS = "rope_freqs.weight"  # no weight by itself: it goes into the rope tables
+LARGEST = (  # the steps that need most scratch; a missing tensor shows while they are planned
+    StepKey(LOGIT_ROWS, "all"), StepKey(ROW_BUCKETS[-1], "last"), StepKey(8, "last", "long"),
+    StepKey(1, "last", "long", "chain"),
+)
+
+
+def row_bucket(n: int) -> int:
+    """The smallest bucket that holds n rows."""
+    return next(b for b in ROW_BUCKETS if b >= n)
+
+
+def step_key(n_rows: int, kv_len: int, logits: str, sampler: str) -> StepKey:
+    """The program of a step of `n_rows` rows, with `kv_len` positions when it is done."""
+    depth = attention_class(kv_len) if n_rows == 1 else "short"
+    return StepKey(row_bucket(n_rows), logits, depth, sampler)
+
+
+class Planner:
+    """A model's config, and its buffers on a target: `weights`, `io` and `kv` for `n_ctx` tokens.
+
+    `buffers` are the weights by name: the file's tensors and the rope tables, `weights_bytes` long.
+    Raises FormatError where the tensors are not what the metadata says.
+    """
+
+    def __init__(self, file: GGUFFile, target: Target, n_ctx: int | None = None):
+        architecture = models.load(file.metadata)
+        self._step, self.config = architecture.step, architecture.config(file.metadata)
+        self.target, self.n_ctx = target, n_ctx or self.config.n_ctx_train
+        if not 0 < self.n_ctx <= MAX_CONTEXT:
+            raise LlamaGraphError(f"-c {self.n_ctx}: a context has 1 to {MAX_CONTEXT} tokens")
+        self.io = step_io(self.n_ctx)
+        kv_type = "F16" if target.is_cuda else "F32"
+        self.kv = KVCache(self.config.layers, self.n_ctx, ROW_BUCKETS[-1], kv_type)
+        self.n_vocab = self._check_shapes(file)
+        self.buffers: dict[str, Buffer] = {}
+        self.weights_bytes = 0
+        for name, (dtype, shape) in self._stored(file).items():
+            self._place(name, dtype, shape)
+        self.weights = Weights(self.buffers, str(file.path))
+
+    def _check_shapes(self, file: GGUFFile) -> int:
+        """The tensors against the metadata, before anything is allocated; the vocabulary's size."""
+        found = {name: tuple(t.shape) for name, t in file.tensors.items()}
+        n_vocab = len(file.metadata.scalar("tokenizer.ggml.tokens", list, ()))
+        n_vocab = n_vocab or found.get("token_embd.weight", (0,))[0]
+        self.config.check(file.path, found, n_vocab)
+        for rope in self.config.ropes.values():
+            if found.get(FACTORS, (rope.n_rot // 2,)) != (rope.n_rot // 2,):
+                raise FormatError(f"{file.path}: tensor {FACTORS} has {found[FACTORS][0]} values "
+                                  f"for {rope.n_rot // 2} rotated pairs")
+        return n_vocab
+
+    def _stored(self, file: GGUFFile) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Type and shape of every weight; vectors (norms, biases) are F32 whatever the file has."""
+        tensors = {name: ("F32" if len(t.shape) == 1 else t.quant.name, tuple(t.shape))
+                   for name, t in file.tensors.items() if name != FACTORS}
+        return tensors | {f"rope.{name}.weight": ("F32", (rope.n_rot // 2,))
+                          for name, rope in self.config.ropes.items()}
+
+    def _place(self, name: str, dtype: str, shape: tuple[int, ...]) -> None:
+        start, order = self.weights_bytes, layout(self.target, dtype, shape)
+        stop = start + stored_bytes(dtype, shape, order)
+        self.buffers[name] = Buffer(name, "weights", start, stop, dtype, shape, order)
+        self.weights_bytes = -(-stop // ALIGNMENT) * ALIGNMENT
+
+    def plan(self, key: StepKey) -> Program:
+        """The launches of a step."""
+        tape = Tape(self.target, key, self.io)
+        self._step(tape, self.weights, self.kv.layers, self.config)
+        return tape.program()
+
+    def scratch_bytes(self) -> int:
+        """What the largest step needs."""
+        return max(self.plan(key).scratch_bytes for key in LARGEST)
