@@ -179,9 +179,7 @@ def test_json_has_its_keys(path):
     assert set(report["updates"]) == {"steps", "node_updates", "labels"}
     assert all(set(node) == NODE_KEYS for node in report["nodes"])
     assert report["updates"]["labels"] == [f"blk.{i}.attn" for i in range(3)]
-    embedding = report["nodes"][0]
-    assert embedding["args"]["table"] == "token_embd.weight" or "token_embd.weight" in (
-        embedding["args"].values())
+    assert "token_embd.weight" in report["nodes"][0]["args"].values()
     assert report["totals"]["target"] == "sm_90a"
     assert len(report["edges"]) == report["totals"]["edges"]
 
@@ -206,6 +204,8 @@ def test_dot_and_diff(path):
     (["--synthetic", "8b:q4_k_m", "--diff", "rows=1", "size=2"], "size=2"),
     (["--synthetic", "8b:q4_k_m", "--device", "cuda", "--target", "numpy"], "leave --target out"),
     (["--synthetic", "8b:q4_k_m", "--target", "sm_1"], "unknown target"),
+    (["--synthetic", "8b:q4_k_m", "--target", "numpy", "--registers"], "a GPU's target"),
+    (["--synthetic", "8b:q4_k_m", "--steps", "200000"], "do not fit the context"),
 ])
 def test_mistakes_are_explained(arguments, message):
     result = invoke(*arguments)

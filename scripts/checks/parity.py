@@ -1,4 +1,4 @@
-"""Whole models on the GPU: streams against captured graphs, golden answers, speed, memory.
+"""Whole models on the GPU: every mode against the stream, golden answers, speed, memory.
 
 A model is loaded once a mode; what both modes gave is compared bit by bit.
 """
@@ -15,6 +15,7 @@ import numpy as np
 
 from checks.report import Report
 from llamagraph.devices import open_device
+from llamagraph.execute import EXECUTORS
 from llamagraph.gguf.reader import GGUFFile
 from llamagraph.runner import Runner
 from llamagraph.sampling import SamplingParams
@@ -70,13 +71,13 @@ def outcome(runner: Runner) -> Outcome:
     return found
 
 
-def compare(report: Report, area: str, streamed: Outcome, captured: Outcome) -> None:
+def compare(report: Report, area: str, mode: str, streamed: Outcome, other: Outcome) -> None:
     for name, logits in streamed.logits.items():
         finite = bool(np.isfinite(logits).all())
-        report.add(area, f"stream = capture, {name}",
-                   finite and np.array_equal(logits, captured.logits[name]),
+        report.add(area, f"stream = {mode}, {name}",
+                   finite and np.array_equal(logits, other.logits[name]),
                    "" if finite else "logits are not finite")
-    report.add(area, "sampled texts equal for five seeds", streamed.texts == captured.texts)
+    report.add(area, f"sampled texts equal for five seeds, {mode}", streamed.texts == other.texts)
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -166,7 +167,7 @@ def check_start(path: Path, report: Report, area: str) -> None:
 
 def check_model(path: Path, report: Report) -> None:
     found, area = {}, path.name
-    for mode in ("stream", "capture"):
+    for mode in EXECUTORS:
         with report.check(area, mode):
             started = time.perf_counter()
             with closing(open_runner(path, mode, N_CTX)) as runner:
@@ -177,8 +178,9 @@ def check_model(path: Path, report: Report) -> None:
                 if mode == "capture":
                     check_golden(runner, report, area, path)
                     check_memory(runner, report, area)
-    if len(found) == 2:
-        compare(report, area, found["stream"], found["capture"])
+    for mode, outcome_ in found.items():
+        if mode != "stream" and "stream" in found:
+            compare(report, area, mode, found["stream"], outcome_)
     with report.check(area, "start"):
         check_start(path, report, area)
 
