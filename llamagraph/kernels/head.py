@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from llamagraph.kernels.linear import linear
+from llamagraph.kernels.linear import linear, norm_linear
 from llamagraph.kernels.norm import norm, norm_last
 from llamagraph.kernels.sample import choose
 from llamagraph.kernels.step import end_step
@@ -41,9 +41,12 @@ def head(tape: Tape, hidden: Buffer, output_norm: Weights, output: Weights, eps:
         end_step(tape)
         return
     one_row = want == "last"
-    x = (norm_last if one_row else norm)(tape, hidden, output_norm, eps)
     n_rows = tape.io["one" if one_row else "n_rows"]
-    logits = linear(tape, x, output, n_rows)
+    if hidden.shape[0] == 1:
+        logits = norm_linear(tape, hidden, output_norm, output, eps)
+    else:
+        x = (norm_last if one_row else norm)(tape, hidden, output_norm, eps)
+        logits = linear(tape, x, output, n_rows)
     if softcap:
         tape.launch(cap_logits, n_rows, logits, softcap, logits.shape[1], label="logit_softcap")
     tape.output("logits", logits)
