@@ -8,6 +8,7 @@ from third_device import ListDevice
 from tiny import tiny_model
 
 from llamagraph.devices.cpu import CpuDevice, CpuGraph, random_order
+from llamagraph.errors import DeviceError
 from llamagraph.execute import EXECUTORS, ExecutorCache
 from llamagraph.execute.graph import Built
 from llamagraph.gguf.reader import GGUFFile
@@ -180,3 +181,17 @@ def test_the_cache_is_bounded_and_closes_the_least_recently_used():
     assert closed == [2] and len(cache) == 2 and cache.made == 3
     cache.close()
     assert sorted(closed) == [1, 2, 3]
+
+
+def refuse(*_):
+    raise DeviceError("capturing: not permitted")
+
+
+def test_a_refused_capture_falls_back_to_the_stream_and_says_so_once(path):
+    device, said = CpuDevice(), []
+    device.graphs.capture = refuse
+    runner = Runner(GGUFFile(path), device, "capture", warn=said.append)
+    tokens = list(runner.generate([1, 2, 3], GREEDY, 20))
+    assert tokens == run(path, "stream", n=20)[0]
+    assert said == ["no graphs: capturing: not permitted; launching one by one"]
+    assert runner.mode == "stream"

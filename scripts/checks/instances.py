@@ -10,17 +10,12 @@ from typing import Any, NamedTuple
 
 from checks.examples import examples
 from llamagraph import models
+from llamagraph.gguf.quants import QUANTS, Quant
 from llamagraph.gguf.reader import GGUFFile, Metadata
 from llamagraph.kernels import all_kernels
-from llamagraph.kernels.layouts import layout, stored_bytes
-from llamagraph.kernels.step import step_io
-from llamagraph.kvcache import KVCache
-from llamagraph.program.launch import Buffer, Kernel, Launch, StepKey
-from llamagraph.program.plan import ALIGNMENT
-from llamagraph.program.tape import Tape
+from llamagraph.planner import ROW_BUCKETS, Planner
+from llamagraph.program.launch import Kernel, Launch, StepKey
 from llamagraph.program.target import Target
-from llamagraph.program.weights import Weights
-from llamagraph.runner import ROW_BUCKETS
 
 Sources = Mapping[str, tuple[str, tuple[int, ...]]]  # type and shape of each tensor
 N_CTX = 4096
@@ -53,6 +48,21 @@ SHAPES = (
     Shape("8B Q4_0", "llama", 4096, 14336, 32, 8, 128, 128256, False, ("Q4_0", "Q4_0", "Q6_K")),
     Shape("8B Q8_0", "llama", 4096, 14336, 32, 8, 128, 128256, False, ("Q8_0", "Q8_0", "Q8_0")),
 )
+class Info(NamedTuple):
+    """What planning asks of a tensor."""
+
+    shape: tuple[int, ...]
+    quant: Quant
+
+
+class Described(NamedTuple):
+    """What planning asks of a file."""
+
+    path: Path
+    metadata: Metadata
+    tensors: Mapping[str, Info]
+
+
 LARGER = ("attn_v", "ffn_down")  # what Q4_K_M stores with more bits in every third layer
 OPTIONAL = {  # tensors that only some architectures have
     "attn_q.bias": ("qwen2",), "attn_k.bias": ("qwen2",), "attn_v.bias": ("qwen2",),
@@ -92,9 +102,9 @@ def sources_of(s: Shape) -> Sources:
     return found
 
 
-def sources_in(file: GGUFFile) -> Sources:
-    return {t.name: (t.quant.name if len(t.shape) > 1 else "F32", tuple(t.shape))
-            for t in file.tensors.values()}
+def described(s: Shape) -> Described:
+    tensors = {name: Info(shape, QUANTS[dtype]) for name, (dtype, shape) in sources_of(s).items()}
+    return Described(Path(s.name), metadata_of(s), tensors)
 
 
 def keys() -> Iterator[StepKey]:
@@ -107,34 +117,25 @@ def keys() -> Iterator[StepKey]:
                 yield StepKey(rows, "last", depth, sampler)
 
 
-def planned(target: Target, metadata: Any, sources: Sources) -> Iterator[Launch]:
+def planned(target: Target, file: Any) -> Iterator[Launch]:
     """The launches of all steps of a model."""
-    architecture = models.load(metadata)
-    config = architecture.config(metadata)
-    ropes = {f"rope.{name}.weight": ("F32", rope.inv_freq().shape)
-             for name, rope in config.ropes.items()}
-    buffers, offset = {}, 0
-    for name, (dtype, shape) in {**sources, **ropes}.items():
-        order = layout(target, dtype, shape)
-        stop = offset + stored_bytes(dtype, shape, order)
-        buffers[name] = Buffer(name, "weights", offset, stop, dtype, tuple(shape), order)
-        offset = -(-stop // ALIGNMENT) * ALIGNMENT
-    weights = Weights(buffers, str(metadata.path))
-    kv = KVCache(config.layers, N_CTX, ROW_BUCKETS[-1], "F16")
+    planner = Planner(file, target, N_CTX)
     for key in keys():
-        tape = Tape(target, key, step_io(N_CTX))
-        architecture.step(tape, weights, kv.layers, config)
-        yield from tape.program().launches
+        yield from planner.plan(key).launches
 
 
 def instances(target: Target, files: list[Path]) -> dict[Kernel, int]:
-    """Each instance with the most dynamic shared memory that a launch of it asks for, in bytes."""
+    """Each instance with the most dynamic shared memory that a launch of it asks for, in bytes.
+
+    An example may be for a larger GPU: what no block of this one could hold is no instance of it.
+    """
     launches = [e.launch(target) for k in all_kernels().values() for e in examples(k)]
+    launches = [x for x in launches if x.geometry.shared <= target.shared_per_block]
     for shape in SHAPES:
-        launches += planned(target, metadata_of(shape), sources_of(shape))
+        launches += planned(target, described(shape))
     for path in files:
         with GGUFFile(path) as file:
-            launches += planned(target, file.metadata, sources_in(file))
+            launches += planned(target, file)
     found: dict[Kernel, int] = {}
     for launch in launches:
         found[launch.kernel] = max(found.get(launch.kernel, 0), launch.geometry.shared)
