@@ -21,11 +21,9 @@ from llamagraph.kernels.layouts import (
     tiles_of,
     type_of,
 )
+from llamagraph.kernels.shares import fits, most_blocks, place, row_bytes, shares
 from llamagraph.program.launch import Geometry, In, InOut, Out, kernel
 from llamagraph.program.target import TARGETS, Target
-
-WARPS = 16  # of a block, at most: with 128 registers a thread they fill a multiprocessor
-STATIC_SHARED = 8192  # bytes that the kernels take beside the row, at most
 
 
 def quantised(x: np.ndarray) -> np.ndarray:
@@ -47,44 +45,7 @@ def _rms_factor(x: np.ndarray, eps: float) -> np.float32:
     return np.float32(1) / np.sqrt(mean + np.float32(eps))
 
 
-# ---- Shares of the work -------------------------------------------------------------------------
-
-
-def row_bytes(n_in: int, dtype: str) -> int:
-    """Shared memory of a row of activations, with its gaps (gemv.cuh)."""
-    blocks = n_in // 32
-    return blocks * 144 if dtype in FLOATS else blocks * 48 + blocks // 8 * 16
-
-
-def fits(target: Target, weights: Sequence[Weight]) -> bool:
-    """Whether the row that the weights meet fits into a block's shared memory."""
-    needed = max(row_bytes(w.shape[-1], type_of(w)) for w in weights)
-    return needed + STATIC_SHARED <= target.shared_per_block
-
-
-def shares(target: Target, weights: Sequence[Weight], parts: int = 1) -> dict[str, int]:
-    """TEAMS of warps, each with a group of rows, and the SPLIT of a row's tiles among its warps.
-
-    Rows are split first, evenly: a small matrix has few groups. Teams are added while there are
-    more groups than multiprocessors, and until no thread has over 16 activations to bring in.
-    """
-    most, t = WARPS // parts, tiles_of(weights[0])
-    split = -(-t.n_tiles // -(-t.n_tiles // most))
-    groups = sum(tiles_of(w).n_groups for w in weights) // parts
-    bring_in = -(-weights[0].shape[-1] // (16 * 32 * parts * split))
-    teams = min(most // split, max(bring_in, -(-groups // target.n_sm)))
-    return {"TEAMS": teams, "SPLIT": split}
-
-
-def _most_blocks(target: Target, warps: int) -> int:
-    """Blocks that run at once; more would only bring in the row again."""
-    return target.n_sm * (WARPS // warps)
-
-
-def _place(target: Target, weight: Weight, parts: int, teams: int, split: int) -> Geometry:
-    warps = teams * parts * split
-    blocks = min(-(-tiles_of(weight).n_groups // teams), _most_blocks(target, warps))
-    return Geometry((blocks, 1, 1), 32 * warps, row_bytes(weight.shape[-1], type_of(weight)))
+# ---- Constants ----------------------------------------------------------------------------------
 
 
 def constants(target: Target, weights: Sequence[Weight], parts: int = 1) -> dict[str, int | str]:
@@ -102,7 +63,7 @@ def qkv_constants(target: Target, q: Weight, k: Weight, v: Weight) -> dict[str, 
     same = [w for w in (q, k, v) if tile_constants(w) == tile_constants(q)]
     other = [w for w in (k, v) if tile_constants(w) != tile_constants(q)]
     share = shares(target, [q, k, v])
-    most = _most_blocks(target, share["TEAMS"] * share["SPLIT"])
+    most = most_blocks(target, share["TEAMS"] * share["SPLIT"])
     kinds = [(sum(tiles_of(w).n_groups for w in weights), tiles_of(weights[0]).row_bytes)
              for weights in (same, other) if weights]
 
@@ -136,19 +97,19 @@ def fuses(target: Target, q: Weight, k: Weight, v: Weight) -> bool:
 
 
 def _geometry(target, weight: Weight, *rest, TEAMS: int, SPLIT: int, **_) -> Geometry:
-    return _place(target, weight, 1, TEAMS, SPLIT)
+    return place(target, weight, 1, TEAMS, SPLIT)
 
 
 def _gated_geometry(target, hidden, norm, gate: Weight, *rest, TEAMS: int, SPLIT: int, **_
                     ) -> Geometry:
-    return _place(target, gate, 2, TEAMS, SPLIT)
+    return place(target, gate, 2, TEAMS, SPLIT)
 
 
 def _qkv_geometry(target, hidden, norm, q: Weight, k: Weight, v: Weight, *rest, TEAMS: int,
                   SPLIT: int, OTHER_BLOCKS: int, K_OTHER: int, V_OTHER: int, **_) -> Geometry:
     same = [q] + [w for w, other in ((k, K_OTHER), (v, V_OTHER)) if not other]
     groups = sum(tiles_of(w).n_groups for w in same)
-    blocks = min(-(-groups // TEAMS), _most_blocks(target, TEAMS * SPLIT) - OTHER_BLOCKS)
+    blocks = min(-(-groups // TEAMS), most_blocks(target, TEAMS * SPLIT) - OTHER_BLOCKS)
     shared = row_bytes(q.shape[-1], type_of(q))
     return Geometry((blocks + OTHER_BLOCKS, 1, 1), 32 * TEAMS * SPLIT, shared)
 

@@ -10,7 +10,6 @@ import numpy as np
 from llamagraph.kernels.gemm import gemm
 from llamagraph.kernels.gemv import (
     constants,
-    fits,
     fuses,
     gemv,
     gemv_add,
@@ -21,6 +20,7 @@ from llamagraph.kernels.gemv import (
 )
 from llamagraph.kernels.layouts import conversion, type_of
 from llamagraph.kernels.norm import norm
+from llamagraph.kernels.shares import fits
 from llamagraph.program.launch import Buffer, Geometry, In, InOut, Out, Traffic, Work, kernel
 from llamagraph.program.tape import Tape
 from llamagraph.program.weights import Weights

@@ -10,13 +10,15 @@ class Target:
     """The machine facts that choices at planning depend on.
 
     `shared_per_block` in bytes, as the opt-in limit of one block. `pdl`: programmatic dependent
-    launch (sm_90 and later). numpy has no multiprocessors.
+    launch (sm_90 and later). numpy has no multiprocessors. `tuning` holds what was measured on this
+    machine (`scripts/tune`): a matrix, by `kernels.gemv.matrix_key`, with its TEAMS and SPLIT.
     """
 
     name: str
     n_sm: int = 1
     shared_per_block: int = 0
     pdl: bool = False
+    tuning: tuple[tuple[str, int, int], ...] = ()
 
     @property
     def is_cuda(self) -> bool:

@@ -84,6 +84,7 @@ def open_cuda(ordinal: int, warn: Callable[[str], None]) -> Any:
         raise DeviceError(f"{gpu.name} is {gpu.arch}; sm_75 is the oldest that is supported")
     from llamagraph.devices.cuda.compiler import Compiler
     from llamagraph.devices.cuda.device import CudaDevice
+    from llamagraph.devices.cuda.tuning import read_tuning, tuning_file
     from llamagraph.gguf.hub import cache_folder
 
     version = check_driver(driver_version())
@@ -94,4 +95,4 @@ def open_cuda(ordinal: int, warn: Callable[[str], None]) -> Any:
         raise DeviceError(
             f"NVRTC, which compiles the GPU's kernels, is missing: {install_command(version)}"
         )
-    return CudaDevice(gpu, compiler, warn)
+    return CudaDevice(gpu, compiler, warn, read_tuning(tuning_file(gpu.name), warn))

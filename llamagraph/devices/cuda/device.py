@@ -13,6 +13,7 @@ import numpy as np
 from llamagraph.devices.cuda import driver
 from llamagraph.devices.cuda.compiler import Compiler, Unit
 from llamagraph.devices.cuda.memory import CudaMemory
+from llamagraph.devices.cuda.tuning import Tuning
 from llamagraph.errors import LlamaGraphError
 from llamagraph.program.launch import Call, Kernel, Param
 from llamagraph.program.target import TARGETS, Target
@@ -199,8 +200,9 @@ class CudaDevice:
 
     name = "cuda"
 
-    def __init__(self, gpu: driver.Gpu, compiler: Compiler, warn: Callable[[str], None]):
-        self.gpu, self.target = gpu, target_of(gpu)
+    def __init__(self, gpu: driver.Gpu, compiler: Compiler, warn: Callable[[str], None],
+                 tuning: Tuning = ()):
+        self.gpu, self.target = gpu, replace(target_of(gpu), tuning=tuning)
         with ExitStack() as opened:
 
             def keep(thing: Any, close: str = "close") -> Any:
