@@ -117,7 +117,7 @@ def bench(**options: Any) -> None:
         with ProgressBar() as bar:
             results = benches.bench(
                 file, device, cases, plan.modes, plan.repetitions, n_ctx=options["n_ctx"] or None,
-                n_threads=options["threads"] or 1, progress=bar, warn=note,
+                n_threads=getattr(device, "n_threads", None) or 1, progress=bar, warn=note,
             )
             _print(results, options["output"], bar)
 

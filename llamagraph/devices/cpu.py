@@ -26,6 +26,7 @@ from llamagraph.program.target import Target, target_named
 
 DTYPES = {"F32": "<f4", "F16": "<f2", "I32": "<i4", "U32": "<u4", "I8": "<i1", "U8": "<u1"}
 POISON = 0xFF  # a NaN in every float type
+MOST_THREADS = 8  # of BLAS: a decode step's products are small
 Bound = Callable[[], None]
 
 
@@ -42,6 +43,29 @@ def available_memory() -> int:
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         free = min(free, max(0, int(text) - used + int(stat.get("inactive_file", 0))))
     return free
+
+
+def running() -> int:
+    """Threads on this machine that run or want to, this one among them."""
+    stat = Path("/proc/stat").read_text()
+    return int(stat.partition("procs_running ")[2].split()[0])
+
+
+def idle_cores(cores: int, running: Callable[[], int] = running) -> int:
+    """How many threads BLAS should have: a core each, and no more than MOST_THREADS.
+
+    Its threads wait for each other without sleeping: one that finds no idle core makes all of them
+    many times slower. Looks several times, for 20 ms in all.
+    """
+    samples = []
+    for _ in range(9):
+        try:
+            samples.append(running())
+        except (OSError, IndexError):  # a system that does not say
+            return 1
+        time.sleep(0.002)
+    others = sorted(samples)[len(samples) // 2] - 1
+    return max(1, min(cores - others, MOST_THREADS))
 
 
 class CpuMemory:
@@ -202,14 +226,21 @@ class CpuGraphs:
 
 
 class CpuDevice:
-    """Any target's launches on numpy. `n_threads` for BLAS; one holds up best on a busy machine."""
+    """Any target's launches on numpy.
+
+    `n_threads` are BLAS's; None is what OPENBLAS_NUM_THREADS says, else the idle cores.
+    """
 
     name = "cpu"
 
     def __init__(self, target: Target | None = None, n_threads: int | None = None, seed: int = 0,
                  available: Callable[[], int] = available_memory):
         self.target = target or target_named("numpy")
-        self._threads = threadpool_limits(n_threads or 1)
+        if n_threads is None and "OPENBLAS_NUM_THREADS" not in os.environ:
+            n_threads = idle_cores(len(os.sched_getaffinity(0)) if hasattr(
+                os, "sched_getaffinity") else os.cpu_count() or 1)
+        self.n_threads = n_threads
+        self._threads = threadpool_limits(n_threads)
         self.memory = CpuMemory(available)
         self.queue = CpuQueue(self.memory)
         self.graphs = CpuGraphs(self.memory, self.queue, seed)

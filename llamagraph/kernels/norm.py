@@ -11,8 +11,8 @@ from llamagraph.program.weights import Weights
 
 
 def _normed(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
-    mean = np.einsum("...i,...i->...", x, x, dtype=np.float32) / np.float32(x.shape[-1])
-    return x * (np.float32(1) / np.sqrt(mean + np.float32(eps)))[..., None] * weight
+    mean = np.square(x).mean(axis=-1, keepdims=True)
+    return x * (np.float32(1) / np.sqrt(mean + np.float32(eps))) * weight
 
 
 def _row_blocks(target, x: Buffer, *rest, WIDTH: int) -> Geometry:

@@ -12,15 +12,13 @@ from llamagraph.program.tape import Tape
 HEADS = 8  # of q, k and v that a block has
 
 
-def rotate(x: np.ndarray, angle: np.ndarray, mscale: float, neox: int) -> None:
-    """Rotates the first 2 * angle.shape[-1] numbers of each head in place.
+def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, neox: int) -> None:
+    """Rotates the first 2 * cos.shape[-1] numbers of each head in place.
 
-    x: (rows, heads, head_dim); angle: (rows, n_rot / 2). Pairs are neighbours, or with `neox`
-    the two halves of the rotated part.
+    x: (rows, heads, head_dim); cos, sin: (rows, 1, n_rot / 2). Pairs are neighbours, or with
+    `neox` the two halves of the rotated part.
     """
-    half = angle.shape[-1]
-    cos = (np.cos(angle) * np.float32(mscale))[:, None].astype(np.float32)
-    sin = (np.sin(angle) * np.float32(mscale))[:, None].astype(np.float32)
+    half = cos.shape[-1]
     a, b = (x[..., :half], x[..., half : 2 * half]) if neox else (
         x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]
     )
@@ -71,11 +69,13 @@ def rope_store(q: InOut, k: InOut, v: In, inv_freq: In, pos: In, n_rows: In, cac
     """
     n = n_rows[0]
     where = np.arange(pos[0], pos[0] + n)
-    angle = where[:, None].astype(np.float32) * inv_freq
+    angle = where[:, None, None].astype(np.float32) * inv_freq
+    cos, sin = (turn(angle) * np.float32(mscale) for turn in (np.cos, np.sin))
     for x in (q, k):
-        rotate(x[:n].reshape(n, -1, HEAD_DIM), angle, mscale, NEOX)
-    cache_k[where % n_slots] = k[:n].reshape(n, -1, HEAD_DIM)
-    cache_v[where % n_slots] = v[:n].reshape(n, -1, HEAD_DIM)
+        rotate(x[:n].reshape(n, -1, HEAD_DIM), cos, sin, NEOX)
+    slots = where % n_slots
+    cache_k[slots] = k[:n].reshape(n, -1, HEAD_DIM)
+    cache_v[slots] = v[:n].reshape(n, -1, HEAD_DIM)
 
 
 def store(tape: Tape, q: Buffer, k: Buffer, v: Buffer, inv_freq: Buffer, cache_k: Buffer,
