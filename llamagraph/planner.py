@@ -58,7 +58,10 @@ class Planner:
         self.buffers: dict[str, Buffer] = {}
         self.weights_bytes = 0
         for name, (dtype, shape) in self._stored(file).items():
-            self._place(name, dtype, shape)
+            try:
+                self._place(name, dtype, shape)
+            except LlamaGraphError as error:
+                raise LlamaGraphError(f"{file.path}: {name}: {error}") from None
         self.weights = Weights(self.buffers, str(file.path))
 
     def _check_shapes(self, file: GGUFFile) -> int:

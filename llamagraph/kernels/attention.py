@@ -144,7 +144,7 @@ def _check(tape: Tape, w: Weights, shape: AttentionShape, kv: LayerKV) -> None:
     fits = shape.head_dim % 16 == 0 and shape.head_dim <= LARGEST_HEAD and kv.k.dtype == "F16"
     if tape.target.is_cuda and not fits:
         raise LlamaGraphError(
-            f"{w.name}: heads of {shape.head_dim} numbers in a KV cache of {kv.k.dtype}; a GPU "
+            f"{w.where}: heads of {shape.head_dim} numbers in a KV cache of {kv.k.dtype}; a GPU "
             f"takes multiples of 16 up to {LARGEST_HEAD} in F16; use --device cpu"
         )
 

@@ -13,7 +13,8 @@ class Weights:
     """
 
     def __init__(self, buffers: Mapping[str, Buffer], source: str, prefix: str = ""):
-        self._buffers, self._source, self._prefix = buffers, source, prefix
+        self._buffers, self._prefix = buffers, prefix
+        self._source = source
 
     def __getattr__(self, name: str) -> "Weights":
         if name.startswith("_"):
@@ -29,6 +30,11 @@ class Weights:
     @property
     def name(self) -> str:
         return self._prefix.rstrip(".")
+
+    @property
+    def where(self) -> str:
+        """The file and the name, for a message."""
+        return f"{self._source}: {self.name}"
 
     @property
     def weight(self) -> Buffer:
