@@ -130,16 +130,17 @@ def _answer(model: Any, text: str, options: dict[str, Any]) -> None:
 
 def _stream(answer: Any, silent: bool) -> bool:
     """Prints the answer as it comes; True where Ctrl-C ended it."""
-    interrupted = False
+    interrupted, written = False, ""  # Ctrl-C may come between a token and its printing
     try:
         for _, piece in answer:
             if not silent and piece:
                 sys.stdout.write(piece)
                 sys.stdout.flush()
+                written = piece
     except KeyboardInterrupt:
         interrupted = True
         answer.stop_reason = "interrupted"
-    if not silent and not answer.text.endswith("\n"):
+    if not silent and not written.endswith("\n"):
         click.echo()
     return interrupted
 
