@@ -69,7 +69,6 @@ def chunks(q: np.ndarray, cache_k: np.ndarray, cache_v: np.ndarray, first: int, 
     """
     n_slots, n_head_kv, head_dim = cache_k.shape
     n, group = len(q), q.shape[1] // n_head_kv
-    rows = np.repeat(first + np.arange(n), group)  # the position of each query
     queries = (
         q.reshape(n, n_head_kv, group, head_dim).transpose(1, 0, 2, 3)
         .reshape(n_head_kv, n * group, head_dim) * np.float32(how.scale)
@@ -85,6 +84,7 @@ def chunks(q: np.ndarray, cache_k: np.ndarray, cache_v: np.ndarray, first: int, 
         if how.softcap:
             scores = np.float32(how.softcap) * np.tanh(scores / np.float32(how.softcap))
         if n > 1:
+            rows = np.repeat(first + np.arange(n), group)  # the position of each query
             hidden = where > rows[:, None]
             if how.window:
                 hidden |= where <= rows[:, None] - how.window

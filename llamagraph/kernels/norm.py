@@ -11,7 +11,7 @@ from llamagraph.program.weights import Weights
 
 
 def _normed(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
-    mean = np.square(x).mean(axis=-1, keepdims=True)
+    mean = np.add.reduce(x * x, axis=-1, keepdims=True) / np.float32(x.shape[-1])
     return x * (np.float32(1) / np.sqrt(mean + np.float32(eps))) * weight
 
 
