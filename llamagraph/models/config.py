@@ -150,24 +150,24 @@ class Keys:
         return values
 
 
-def read_rope(keys: Keys, n_rot: int, base: float, prefix: str = "rope") -> Rope:
+def read_rope(keys: Keys, n_rot: int, base: float) -> Rope:
     """The table that the `rope.*` keys describe."""
-    kind = keys.number(f"{prefix}.scaling.type", str, "linear")
-    factor = keys.number(f"{prefix}.scaling.factor", float, None)
+    kind = keys.number("rope.scaling.type", str, "linear")
+    factor = keys.number("rope.scaling.factor", float, None)
     if factor is None:
-        factor = keys.number(f"{prefix}.scale_linear", float, 1.0)
+        factor = keys.number("rope.scale_linear", float, 1.0)
     if kind not in ("none", "linear", "yarn"):
-        raise keys.error(f"{prefix}.scaling.type", f"is {kind!r}; there are none, linear, yarn")
+        raise keys.error("rope.scaling.type", f"is {kind!r}; there are none, linear, yarn")
     if n_rot <= 0 or n_rot % 2 or base <= 1 or factor < 0:
-        raise keys.error(prefix, f"has base {base}, {n_rot} dimensions, factor {factor}")
+        raise keys.error("rope", f"has base {base}, {n_rot} dimensions, factor {factor}")
     scale = 1.0 if kind == "none" or factor == 0 else 1 / factor
     return Rope(
         base, n_rot, scale, kind == "yarn" and scale != 1.0,
-        keys.number(f"{prefix}.scaling.original_context_length", int, 0)
+        keys.number("rope.scaling.original_context_length", int, 0)
         or keys.positive("context_length", most=MAX_CONTEXT),
-        keys.number(f"{prefix}.scaling.yarn_beta_fast", float, 32.0),
-        keys.number(f"{prefix}.scaling.yarn_beta_slow", float, 1.0),
-        keys.number(f"{prefix}.scaling.attn_factor", float, 1.0),
+        keys.number("rope.scaling.yarn_beta_fast", float, 32.0),
+        keys.number("rope.scaling.yarn_beta_slow", float, 1.0),
+        keys.number("rope.scaling.attn_factor", float, 1.0),
     )
 
 
