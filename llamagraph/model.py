@@ -22,6 +22,9 @@ from llamagraph.program.device import Device
 from llamagraph.runner import Runner
 from llamagraph.sampling import BANNED, SamplingParams
 from llamagraph.text import Tokenizer
+from llamagraph.text.gbnf import parse_grammar
+from llamagraph.text.json_schema import schema_to_gbnf
+from llamagraph.text.matcher import Constraint, Matcher
 
 
 class Token(NamedTuple):
@@ -40,6 +43,7 @@ class Timings:
     seconds: float = 0.0
     n_prompt: int = 0
     n_generated: int = 0
+    constraint: Constraint | None = None
 
     @property
     def prompt_tokens_per_second(self) -> float:
@@ -51,11 +55,14 @@ class Timings:
         return (self.n_generated - 1) / spent if spent > 0 else 0.0
 
     def as_dict(self) -> dict[str, float]:
+        c = self.constraint
         return {
             "load_seconds": self.load_seconds,
             "first_token_seconds": self.first_token_seconds,
             "prompt_tokens_per_second": self.prompt_tokens_per_second,
             "decode_tokens_per_second": self.decode_tokens_per_second,
+            **({"grammar_rejections": c.n_rejected, "grammar_us_per_token": c.us_per_token}
+               if c else {}),
         }
 
 
@@ -105,6 +112,7 @@ class Generation:
     stop: Sequence[str] = ()
     ignore_eos: bool = False
     n_logprobs: int = 0
+    matcher: Matcher | None = None
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     stop_reason: str | None = None
@@ -120,7 +128,9 @@ class Generation:
 
     def _tokens(self) -> Iterator[Token]:
         runner, tokenizer = self.model.runner, self.model.tokenizer
-        self.timings = Timings(self.model.load_seconds, n_prompt=len(self.prompt_tokens))
+        constraint = Constraint(self.matcher) if self.matcher else None
+        self.timings = Timings(self.model.load_seconds, n_prompt=len(self.prompt_tokens),
+                               constraint=constraint)
         runner.reset()
         decoder, stop = tokenizer.decoder(), StopText(self.stop)
         start = time.perf_counter()
@@ -128,12 +138,12 @@ class Generation:
             self.stop_reason = "limit"
             return
         seen = self._take_logprobs if self.n_logprobs else None
-        for id in runner.generate(self.prompt_tokens, self.params, self.limit, seen):
+        for id in runner.generate(self.prompt_tokens, self.params, self.limit, seen, constraint):
             self.timings.seconds = time.perf_counter() - start
             self.timings.n_generated += 1
             if self.timings.n_generated == 1:
                 self.timings.first_token_seconds = self.timings.seconds
-            if not self.ignore_eos and tokenizer.is_eog(id):
+            if tokenizer.is_eog(id) and not (self.ignore_eos and constraint is None):
                 self.stop_reason = "eog"
                 if rest := stop.feed(decoder.flush()) + stop.flush():
                     yield Token(id, rest)
@@ -178,11 +188,13 @@ class Model:
 
     def generate(self, prompt: str | Sequence[int], *, limit: int = -1,
                  stop: str | Sequence[str] = (),
-                 ignore_eos: bool = False, logprobs: int = 0, **sampling: Any) -> Generation:
+                 ignore_eos: bool = False, logprobs: int = 0,
+                 grammar: str | Matcher | None = None, **sampling: Any) -> Generation:
         """An answer to raw text or token ids, up to `limit` tokens (-1: no limit).
 
         `sampling` are the fields of `SamplingParams`; `logprobs` the number of likeliest tokens to
-        keep a step. Raises LlamaGraphError for an empty prompt or one that is too long.
+        keep a step. `grammar` is what the answer must look like, in GBNF or from `matcher`.
+        Raises LlamaGraphError for an empty prompt or one that is too long.
         """
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not ids:
@@ -199,7 +211,20 @@ class Model:
             params = SamplingParams(**{**params.__dict__,
                                        "logit_bias": {**params.logit_bias, **banned}})
         stop = [stop] if isinstance(stop, str) else stop
-        return Generation(self, ids, params, limit, stop, ignore_eos, logprobs)
+        if isinstance(grammar, str):
+            grammar = self.matcher(grammar)
+        return Generation(self, ids, params, limit, stop, ignore_eos, logprobs, grammar)
+
+    def matcher(self, grammar: str = "", source: str = "grammar", *,
+                json_schema: Any = None) -> Matcher:
+        """A GBNF grammar, or a JSON schema as text or data, for `generate`; good for any number.
+
+        Raises LlamaGraphError with `source` and the place for what is wrong in it.
+        """
+        if json_schema is not None:
+            grammar = schema_to_gbnf(json_schema, source)
+        rules = parse_grammar(grammar, source, self.tokenizer.single_token)
+        return Matcher(rules, self.tokenizer.trie)
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
         """float32 (n_tokens, n_vocab): what the model expects after each of the tokens."""

@@ -21,6 +21,7 @@ from llamagraph.planner import FACTORS, LOGIT_ROWS, ROW_BUCKETS, Planner, step_k
 from llamagraph.program.device import Device
 from llamagraph.program.launch import Buffer, StepKey
 from llamagraph.sampling import SamplingParams
+from llamagraph.text.matcher import Constraint
 
 UNKNOWN = 0  # published by no step yet; tokens are published as their id + 1
 SILENCE_SECONDS = 2.0  # after which the device is asked whether it has failed
@@ -173,14 +174,16 @@ class Runner:
         return published - 1
 
     def generate(self, prompt: Sequence[int], params: SamplingParams, limit: int = -1,
-                 seen: Callable[[Any], None] | None = None) -> Iterator[int]:
+                 seen: Callable[[Any], None] | None = None,
+                 constraint: Constraint | None = None) -> Iterator[int]:
         """Token ids after the prompt, up to `limit` or the end of the context.
 
         `seen(executor)` is called after each step, before the next one is queued. Without it the
         next step is queued before a token is handed out; what ran too far is taken back.
+        With a `constraint` the host chooses each token, of those that it accepts.
         Raises LlamaGraphError once another answer has begun.
         """
-        sampler = params.sampler(self.device.target, self.n_vocab)
+        sampler = "host" if constraint else params.sampler(self.device.target, self.n_vocab)
         params.write(self.device.memory, self.io)
         executor = self.prefill(prompt, sampler)
         position, ahead = self.n_past, self.device.queue.ahead and not seen and sampler != "host"
@@ -192,7 +195,7 @@ class Runner:
                 if seen:
                     seen(executor)
                 if sampler == "host":
-                    self._choose(executor, params)
+                    self._choose(executor, params, constraint)
                 last = produced == limit or position >= self.n_ctx
                 if ahead and not last:
                     self.step(1, "last", sampler)
@@ -210,9 +213,18 @@ class Runner:
             if self._turn == turn:
                 self.reset(min(position, self.n_past))
 
-    def _choose(self, executor: Any, params: SamplingParams) -> None:
-        """Chooses on the host, and gives the token to the next step."""
-        token = params.choose(self.read_logits(executor)[0], self.sequence)
+    def _choose(self, executor: Any, params: SamplingParams,
+                constraint: Constraint | None) -> None:
+        """Chooses on the host, and gives the token to the next step.
+
+        Most tokens fit a constraint as they are; only where one does not all others are looked at.
+        """
+        logits = self.read_logits(executor)[0]
+        token = params.choose(logits, self.sequence)
+        if constraint:
+            if not constraint.accepts(token):
+                token = params.choose(constraint.masked(logits), self.sequence, again=True)
+            constraint.advance(token)
         self.device.memory.write(self.io["tokens"], [token], self.n_past)
         self._published[self.n_past] = token + 1
 

@@ -17,6 +17,7 @@ from llamagraph.program.launch import Buffer
 from llamagraph.program.target import Target
 
 BANNED = -1e30  # a bias that no logit outweighs
+AGAIN = 0x6A09E667F3BCC908  # turns the seed into another one, for a second draw
 
 
 @dataclass(frozen=True)
@@ -64,14 +65,17 @@ class SamplingParams:
             return "greedy"
         return "chain" if not target.is_cuda or device_can(self, n_vocab) else "host"
 
-    def choose(self, logits: np.ndarray, sequence: Sequence[int]) -> int:
-        """The token after the sequence, chosen on the host. logits: float32 (n_vocab,)."""
+    def choose(self, logits: np.ndarray, sequence: Sequence[int], again: bool = False) -> int:
+        """The token after the sequence, chosen on the host. logits: float32 (n_vocab,).
+
+        `again` draws a second time, independent of the first.
+        """
         biased = logits.copy()
         for id, bias in self.logit_bias.items():
             biased[id] += np.float32(bias)
         left = run_chain(biased, np.array(sequence, np.int64), vars(self), vars(self))
         assert self.seed is not None
-        return draw(left, uniform(self.seed, len(sequence)))
+        return draw(left, uniform(self.seed ^ AGAIN if again else self.seed, len(sequence)))
 
     def write(self, memory: Memory, io: Mapping[str, Buffer]) -> None:
         """Puts the parameters into the `io` arena."""

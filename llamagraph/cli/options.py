@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -66,6 +67,41 @@ sampling_options = grouped(
                  help="Add to a token's logit: 15043+1, or 15043-inf to forbid it."),
     click.option("--ignore-eos", is_flag=True, help="Go on past the end of the answer."),
 )
+
+grammar_options = grouped(
+    click.option("--grammar", metavar="GBNF",
+                 help="Write only what this grammar allows (see the README)."),
+    click.option("--grammar-file", type=click.Path(path_type=Path), metavar="FILE",
+                 help="The same, read from a file."),
+    click.option("-j", "--json-schema", metavar="SCHEMA",
+                 help="Write JSON that fits this schema; {} is any object."),
+    click.option("-jf", "--json-schema-file", type=click.Path(path_type=Path), metavar="FILE",
+                 help="The same, read from a file."),
+)
+
+
+def read_grammar(options: dict[str, Any]) -> dict[str, str]:
+    """What the grammar options ask for, as arguments of `Model.matcher`; {} for nothing."""
+    given = [name for name in ("grammar", "grammar_file", "json_schema", "json_schema_file")
+             if options[name] is not None]
+    if not given:
+        return {}
+    if len(given) > 1:
+        first, second = (f"--{name.replace('_', '-')}" for name in given[:2])
+        raise click.UsageError(f"{first} and {second} exclude each other; give one")
+    name, value = given[0], options[given[0]]
+    source = f"--{name}".replace("_", "-")
+    if isinstance(value, Path):
+        source, value = str(value), read_text(value)
+    return {name.removesuffix("_file"): value, "source": source}
+
+
+def read_text(file: Path) -> str:
+    """A text file's contents; ClickException for what is none."""
+    try:
+        return file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.ClickException(f"{file}: cannot be read as text: {error}") from None
 
 
 def read_biases(texts: tuple[str, ...]) -> dict[int, float]:

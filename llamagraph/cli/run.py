@@ -11,7 +11,10 @@ from llamagraph.cli.console import ProgressBar, discard_stdout, note
 from llamagraph.cli.options import (
     chosen_mode,
     device_options,
+    grammar_options,
     model_options,
+    read_grammar,
+    read_text,
     sampling_options,
     show_version,
 )
@@ -35,10 +38,7 @@ def _question(prompt: str | None, option: str | None, file: Path | None) -> str:
         prompt = "-"
     texts = [_stdin() if p == "-" else p for p in (prompt, option) if p is not None]
     if file is not None:
-        try:
-            texts.append(file.read_text("utf-8").removesuffix("\n"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise click.ClickException(f"{file}: cannot be read as text: {error}") from None
+        texts.append(read_text(file).removesuffix("\n"))
     text = "\n".join(t for t in texts if t)
     if not text:
         raise click.UsageError("no prompt: give PROMPT, -p, -f or text on stdin")
@@ -74,10 +74,12 @@ def _stdin() -> str:
 @model_options
 @device_options
 @sampling_options
+@grammar_options
 def run(prompt: str | None, option: str | None, file: Path | None, **options: Any) -> None:
     """Answer PROMPT ("-" is stdin)."""
     if options["logprobs"] and not options["as_json"]:
         raise click.UsageError("--logprobs goes with --json")
+    options["rules"] = read_grammar(options)
     text = _question(prompt, option, file)
     mode = chosen_mode(options["mode"], options["graph"])
     from llamagraph import model as models
@@ -111,8 +113,10 @@ def _answer(model: Any, text: str, options: dict[str, Any]) -> None:
         prompt = user_turn(model.tokenizer, text, options["system"])
     else:
         prompt = model.tokenizer.encode("\n".join(filter(None, (options["system"], text))))
+    rules = options["rules"]
     answer = model.generate(prompt, limit=options["limit"], ignore_eos=options["ignore_eos"],
                             logprobs=options["logprobs"], stop=options["stop"],
+                            grammar=model.matcher(**rules) if rules else None,
                             **{name: options[name] for name in SAMPLING})
     if options["display_prompt"] and not options["as_json"]:
         click.echo(text, nl=False)
@@ -124,6 +128,9 @@ def _answer(model: Any, text: str, options: dict[str, Any]) -> None:
     t = answer.timings
     note(f"[ prompt: {t.n_prompt} tokens, {t.prompt_tokens_per_second:.1f} t/s | generation: "
          f"{t.n_generated} tokens, {t.decode_tokens_per_second:.1f} t/s ]")
+    if c := t.constraint:
+        note(f"[ grammar: {c.n_rejected} of {c.n_tokens} tokens chosen again, "
+             f"{c.us_per_token:.0f} us a token ]")
     if interrupted:
         raise click.exceptions.Abort
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..errors import LlamaGraphError
 from .merging import BytePairs, ScoredPieces, utf8
+from .trie import TokenTrie
 from .vocabulary import Keys, Kind, read_vocabulary
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ class Tokenizer:
     def token_bytes(self, token: int) -> bytes:
         """What the token adds to a text; nothing for unused tokens."""
         text = self.token_text(token)
-        kind = self.vocabulary.kinds[token]
+        kind = int(self.vocabulary.kinds[token])  # numpy compares with an enum at 10 us a time
         if kind in _RAW_TEXT:
             return utf8(text)
         if kind == Kind.NORMAL:
@@ -147,11 +148,23 @@ class Tokenizer:
 
     def _shown_bytes(self, token: int) -> bytes:
         text = self.token_bytes(token)
-        return b"" if self.vocabulary.kinds[token] in (Kind.UNKNOWN, Kind.CONTROL) else text
+        hidden = int(self.vocabulary.kinds[token]) in (Kind.UNKNOWN, Kind.CONTROL)
+        return b"" if hidden else text
+
+    def single_token(self, text: str) -> int | None:
+        """The one token that the text is, special or not; None where it takes several."""
+        ids = self.encode(text, add_special=False)
+        return ids[0] if len(ids) == 1 else None
 
     def is_eog(self, token: int) -> bool:
         """Whether the token ends a generated text."""
         return token in self.eog
+
+    @functools.cached_property
+    def trie(self) -> TokenTrie:
+        """What a reader sees of all tokens, as a tree of bytes."""
+        real = ~np.isin(self.vocabulary.kinds, (Kind.UNDEFINED, Kind.UNUSED))
+        return TokenTrie(self._shown_bytes, real, self.eog)
 
     @functools.cached_property
     def _special(self) -> dict[str, list[tuple[int, str, int]]]:
