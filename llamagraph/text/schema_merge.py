@@ -100,11 +100,10 @@ def _own(schema: Mapping[str, Any], path: str, resolver: Resolver) -> Schema:
         own["prefixItems"] = own.pop("items")
         if "additionalItems" in schema:
             own["items"] = schema["additionalItems"]
-    for side in ("Minimum", "Maximum"):  # draft 4: true makes the other bound an open one
-        if own.get(f"exclusive{side}") is True:
-            own[f"exclusive{side}"] = own.pop(side.lower(), None)
-        if own.get(f"exclusive{side}") in (False, None):
-            own.pop(f"exclusive{side}", None)
+    for side in ("minimum", "maximum"):  # draft 4: true makes the other bound an open one
+        exclusive = "exclusive" + side.capitalize()
+        if isinstance(own.get(exclusive), bool) and own.pop(exclusive) and side in own:
+            own[exclusive] = own.pop(side)
     _check(own, path, resolver)
     return own
 
