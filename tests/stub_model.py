@@ -17,7 +17,7 @@ TEXTS = [bytes([b]) for b in range(256)] + [w.encode() for w in WORDS] + [b"", b
 
 def vocabulary() -> TokenTrie:
     """Every byte, some longer tokens, a control token that shows nothing, and an end."""
-    return TokenTrie(TEXTS.__getitem__, np.ones(len(TEXTS), bool), {END})
+    return TokenTrie(TEXTS, np.ones(len(TEXTS), bool), {END})
 
 
 def matcher(grammar: str) -> Matcher:

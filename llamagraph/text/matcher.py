@@ -72,7 +72,7 @@ class Matcher:
         """The state after a token, DEAD where it does not fit. An end leaves it as it is."""
         if token in self.tokens.ends:
             return state if self.may_end(state) else DEAD
-        text = self.tokens.text_of(token)
+        text = self.tokens.texts[token]
         after = state if text and 0 not in text else DEAD
         for byte in text:
             after = self._next(after, self._class_of[byte])

@@ -164,7 +164,7 @@ class Tokenizer:
     def trie(self) -> TokenTrie:
         """What a reader sees of all tokens, as a tree of bytes."""
         real = ~np.isin(self.vocabulary.kinds, (Kind.UNDEFINED, Kind.UNUSED))
-        return TokenTrie(self._shown_bytes, real, self.eog)
+        return TokenTrie(list(map(self._shown_bytes, range(self.n_vocab))), real, self.eog)
 
     @functools.cached_property
     def _special(self) -> dict[str, list[tuple[int, str, int]]]:
