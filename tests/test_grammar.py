@@ -12,8 +12,9 @@ from stub_model import CONTROL, END, TEXTS, StubModel, allows, matcher
 
 from llamagraph.errors import LlamaGraphError
 from llamagraph.text.gbnf import parse_grammar
-from llamagraph.text.matcher import DEAD, Constraint
+from llamagraph.text.matcher import DEAD, Constraint, Matcher
 from llamagraph.text.nodes import utf8_ranges
+from llamagraph.text.trie import TokenTrie
 
 N = 200
 
@@ -273,7 +274,10 @@ def test_what_the_notation_means(grammar, yes, no):
     ("(" * 5, "1:1: a rule was expected, not '('"),
     ("root ::= " + "(" * 500, "more than 100 parentheses"),
     ("root ::= r0\n" + "\n".join(f"r{i} ::= r{i + 1}" for i in range(300)) + '\nr300 ::= "a"',
-     "more than 100 rules begin with one another"),
+     "more than 200 rules and parentheses begin with one another"),
+    ("root ::= r0\n" + "\n".join(f"r{i} ::= {'(' * 9}r{i + 1}{')' * 9}" for i in range(40))
+     + '\nr40 ::= "a"', "more than 200 rules and parentheses begin with one another"),
+    ('root ::= [\\uD800-\\uDFFF] "a"', "the grammar allows no text at all"),
     ('root ::= "a"\n  $', "2:3: a rule was expected"),
 ])
 def test_mistakes_are_named_with_their_place(grammar, said):
@@ -311,9 +315,11 @@ def test_a_constraint_counts_and_refuses():
         c.advance(ord("b"))
     c.advance(ord("a"))
     assert (c.n_tokens, c.n_rejected) == (1, 1) and c.seconds > 0
-    nothing = Constraint(matcher('root ::= "a" [\\uD800-\\uDFFF]'))
+    poor = TokenTrie([b"a", b""], np.ones(2, bool), {1})
+    stuck = Constraint(Matcher(parse_grammar('root ::= "ab"'), poor))
+    stuck.advance(0)
     with pytest.raises(LlamaGraphError, match="no token of this model goes on"):
-        nothing.masked(logits)
+        stuck.masked(np.zeros(2, np.float32))
 
 
 def test_too_many_ways_to_read_are_refused():

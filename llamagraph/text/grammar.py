@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ..errors import LlamaGraphError
 
 LAST = 0x10FFFF
-MAX_DEPTH = 100  # of rules that begin with one another
+MAX_DEPTH = 200  # of rules and parentheses that begin with one another
 Ranges = tuple[tuple[int, int], ...]
 
 
@@ -107,7 +107,7 @@ class _LeftRecursion:
     def __init__(self, rules: Mapping[str, Choice], source: str):
         self.rules, self.source = rules, source
         self.empty: set[str] = set()  # rules that may match nothing at all
-        self.done: set[str] = set()
+        self.done: dict[str, int] = {}  # rules that were visited, and how deep at most
 
     def check(self) -> None:
         size = -1
@@ -115,7 +115,7 @@ class _LeftRecursion:
             size = len(self.empty)
             self.empty.update(name for name in self.rules if self.may_be_empty(self.rules[name]))
         for name in self.rules:
-            self.visit(name, [], "")
+            self.visit(name, [], "", 0)
 
     def may_be_empty(self, element: Element) -> bool:
         if isinstance(element, Use):
@@ -125,29 +125,29 @@ class _LeftRecursion:
         return isinstance(element, Choice) and any(
             all(map(self.may_be_empty, sequence)) for sequence in element.alternatives)
 
-    def visit(self, name: str, path: list[str], where: str) -> None:
+    def visit(self, name: str, path: list[str], where: str, depth: int) -> None:
         if name in path:
             loop = " -> ".join([*path[path.index(name) :], name])
             raise LlamaGraphError(
                 f"{self.source}:{where}: rule {name} begins with itself ({loop}), which never ends;"
                 f" write a repetition instead, as in: item (\",\" item)*")
-        if len(path) >= MAX_DEPTH:
-            raise LlamaGraphError(f"{self.source}:{where}: more than {MAX_DEPTH} rules begin with "
-                                  f"one another; put some of them together")
-        if name not in self.done:
-            for use in self.first_uses(self.rules[name]):
-                self.visit(use.rule, [*path, name], use.where)
-            self.done.add(name)
+        if depth > MAX_DEPTH:
+            raise LlamaGraphError(f"{self.source}:{where}: more than {MAX_DEPTH} rules and "
+                                  f"parentheses begin with one another; put some of them together")
+        if depth > self.done.get(name, -1):
+            for use, inner in self.first_uses(self.rules[name], depth):
+                self.visit(use.rule, [*path, name], use.where, inner)
+            self.done[name] = depth
 
-    def first_uses(self, element: Element) -> Iterator[Use]:
-        """The rules that may come before the first character."""
+    def first_uses(self, element: Element, depth: int) -> Iterator[tuple[Use, int]]:
+        """The rules that may come before the first character, and how deep they stand."""
         if isinstance(element, Use):
-            yield element
+            yield element, depth
         elif isinstance(element, Repeat):
-            yield from self.first_uses(element.body)
+            yield from self.first_uses(element.body, depth)
         elif isinstance(element, Choice):
             for sequence in element.alternatives:
                 for part in sequence:
-                    yield from self.first_uses(part)
+                    yield from self.first_uses(part, depth + 1)
                     if not self.may_be_empty(part):
                         break

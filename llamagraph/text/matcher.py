@@ -58,7 +58,8 @@ class Matcher:
         self._masks: dict[int, np.ndarray] = {}
         self._number(frozenset())
         root = Stack(Node(None, alternatives=compiler.rules["root"]), None)
-        self._number(frozenset(self._expanded(root)))
+        if self._number(frozenset(self._expanded(root))) != START:
+            raise LlamaGraphError("the grammar allows no text at all; look for an empty class")
 
     def may_end(self, state: int) -> bool:
         """Whether the text may end here."""
@@ -211,7 +212,7 @@ class Constraint:
         mask = self.matcher.mask(self.state)
         if not mask.any():
             raise LlamaGraphError("no token of this model goes on as the grammar wants it; "
-                                  "look for an empty class or a token that ends the text")
+                                  "it asks for characters that the model cannot write")
         out = np.where(mask, logits, -np.inf).astype(np.float32)
         self.seconds += time.perf_counter() - start
         return out
