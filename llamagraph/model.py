@@ -7,7 +7,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,8 +20,9 @@ from llamagraph.gguf.hub import default_model
 from llamagraph.gguf.reader import GGUFFile
 from llamagraph.program.device import Device
 from llamagraph.runner import Runner
-from llamagraph.sampling import BANNED, SamplingParams
+from llamagraph.sampling import BANNED, SamplingParams, file_defaults
 from llamagraph.text import Tokenizer
+from llamagraph.text.breakers import sequence_breakers
 from llamagraph.text.gbnf import parse_grammar
 from llamagraph.text.json_schema import schema_to_gbnf
 from llamagraph.text.matcher import Constraint, Matcher
@@ -183,6 +184,7 @@ class Model:
             raise LlamaGraphError(f"mode {mode!r} is unknown; there are {', '.join(EXECUTORS)}")
         for warning in self.tokenizer.warnings:
             warn(warning)
+        self.sampling_defaults = file_defaults(file.metadata)
         self.runner = Runner(file, device, mode, n_ctx, progress, warn)
         self.load_seconds = time.perf_counter() - start
 
@@ -192,15 +194,24 @@ class Model:
                  grammar: str | Matcher | None = None, **sampling: Any) -> Generation:
         """An answer to raw text or token ids, up to `limit` tokens (-1: no limit).
 
-        `sampling` are the fields of `SamplingParams`; `logprobs` the number of likeliest tokens to
-        keep a step. `grammar` is what the answer must look like, in GBNF or from `matcher`.
-        Raises LlamaGraphError for an empty prompt or one that is too long.
+        `sampling` are the fields of `SamplingParams`, the file's recommendations where they are not
+        given; `logprobs` the number of likeliest tokens to keep a step. `grammar` is what the
+        answer must look like, in GBNF or from `matcher`. Raises LlamaGraphError for an empty prompt
+        or one that is too long.
         """
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not ids:
             raise LlamaGraphError("the prompt is empty; give some text")
+        params = self._params(sampling, ignore_eos)
+        stop = [stop] if isinstance(stop, str) else stop
+        if isinstance(grammar, str):
+            grammar = self.matcher(grammar)
+        return Generation(self, ids, params, limit, stop, ignore_eos, logprobs, grammar)
+
+    def _params(self, sampling: dict[str, Any], ignore_eos: bool) -> SamplingParams:
+        """The parameters of an answer, with the biases and breakers that the vocabulary gives."""
         try:
-            params = SamplingParams(**sampling).seeded()
+            params = SamplingParams(**{**self.sampling_defaults, **sampling}).seeded()
         except TypeError as error:
             raise LlamaGraphError(f"unknown sampling parameter: {error}") from None
         if bad := [id for id in params.logit_bias if not 0 <= id < self.tokenizer.n_vocab]:
@@ -208,12 +219,16 @@ class Model:
                                   f"{self.tokenizer.n_vocab - 1}")
         if ignore_eos:
             banned = dict.fromkeys(self.tokenizer.eog, BANNED)
-            params = SamplingParams(**{**params.__dict__,
-                                       "logit_bias": {**params.logit_bias, **banned}})
-        stop = [stop] if isinstance(stop, str) else stop
-        if isinstance(grammar, str):
-            grammar = self.matcher(grammar)
-        return Generation(self, ids, params, limit, stop, ignore_eos, logprobs, grammar)
+            params = replace(params, logit_bias={**params.logit_bias, **banned})
+        if "dry" in params.chain().samplers and not params.dry_breakers:
+            texts = [self.tokenizer.token_bytes(id).decode(errors="replace")
+                     for id in range(self.tokenizer.n_vocab)]
+            breakers = sequence_breakers(
+                params.dry_sequence_breakers, texts,
+                lambda text: self.tokenizer.encode(text, add_special=False, parse_special=False),
+            )
+            params = replace(params, dry_breakers=breakers)
+        return params
 
     def matcher(self, grammar: str = "", source: str = "grammar", *,
                 json_schema: Any = None) -> Matcher:

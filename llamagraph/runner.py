@@ -21,6 +21,7 @@ from llamagraph.planner import FACTORS, LOGIT_ROWS, ROW_BUCKETS, Planner, step_k
 from llamagraph.program.device import Device
 from llamagraph.program.launch import Buffer, StepKey
 from llamagraph.sampling import SamplingParams
+from llamagraph.sampling_host import HostChain
 from llamagraph.text.matcher import Constraint
 
 UNKNOWN = 0  # published by no step yet; tokens are published as their id + 1
@@ -185,6 +186,7 @@ class Runner:
         """
         sampler = "host" if constraint else params.sampler(self.device.target, self.n_vocab)
         params.write(self.device.memory, self.io)
+        chain = HostChain(params)
         executor = self.prefill(prompt, sampler)
         position, ahead = self.n_past, self.device.queue.ahead and not seen and sampler != "host"
         turn = self._turn
@@ -195,7 +197,7 @@ class Runner:
                 if seen:
                     seen(executor)
                 if sampler == "host":
-                    self._choose(executor, params, constraint)
+                    self._choose(executor, chain, constraint)
                 last = produced == limit or position >= self.n_ctx
                 if ahead and not last:
                     self.step(1, "last", sampler)
@@ -213,18 +215,18 @@ class Runner:
             if self._turn == turn:
                 self.reset(min(position, self.n_past))
 
-    def _choose(self, executor: Any, params: SamplingParams,
-                constraint: Constraint | None) -> None:
+    def _choose(self, executor: Any, chain: HostChain, constraint: Constraint | None) -> None:
         """Chooses on the host, and gives the token to the next step.
 
         Most tokens fit a constraint as they are; only where one does not all others are looked at.
         """
         logits = self.read_logits(executor)[0]
-        token = params.choose(logits, self.sequence)
+        token = chain.choose(logits, self.sequence)
         if constraint:
             if not constraint.accepts(token):
-                token = params.choose(constraint.masked(logits), self.sequence, again=True)
+                token = chain.choose(constraint.masked(logits), self.sequence, again=True)
             constraint.advance(token)
+        chain.accept(token)
         self.device.memory.write(self.io["tokens"], [token], self.n_past)
         self._published[self.n_past] = token + 1
 

@@ -15,6 +15,7 @@ from llamagraph.devices.cpu import CpuDevice
 from llamagraph.errors import LlamaGraphError
 from llamagraph.execute import EXECUTORS
 from llamagraph.sampling import SamplingParams
+from llamagraph.sampling_host import HostChain
 from llamagraph.text.matcher import Constraint
 
 NUMBERS = 'root ::= [1-9] [0-9]{0,3} (", " [1-9] [0-9]{0,3}){2,4}'
@@ -99,11 +100,11 @@ def test_drawing_again_leaves_the_probabilities_as_they_are():
     logits[[ord(c) for c in "abcx"]] = 0, 1, 2, 3
     counts, n = dict.fromkeys(map(ord, "abc"), 0), 6000
     for seed in range(n):
-        params = SamplingParams(temp=1, top_k=0, top_p=1, min_p=0, seed=seed)
+        chain = HostChain(SamplingParams(temp=1, top_k=0, top_p=1, min_p=0, seed=seed))
         constraint = Constraint(m)
-        token = params.choose(logits, [1])
+        token = chain.choose(logits, [1])
         if not constraint.accepts(token):
-            token = params.choose(constraint.masked(logits), [1], again=True)
+            token = chain.choose(constraint.masked(logits), [1], again=True)
         counts[token] += 1
     expected = n * np.exp([0, 1, 2]) / np.exp([0, 1, 2]).sum()
     chi_square = ((np.array(list(counts.values())) - expected) ** 2 / expected).sum()

@@ -181,3 +181,29 @@ def test_a_norm_that_the_architecture_needs(tmp_path, arch, name):
     path.write_bytes(path.read_bytes().replace(f"blk.1.{name}".encode(), f"blk.1.{wrong}".encode()))
     with pytest.raises(FormatError, match=rf"tensor blk\.1\.{name}\.weight is missing"):
         llamagraph.open(path, device=CpuDevice())
+
+
+def test_samplers_of_the_host_work_in_every_mode(model):
+    """A graph ends before the choice; the next step waits for it."""
+    changed = {"dry_multiplier": 0.8, "mirostat": 2, "xtc_probability": 0.5}
+    for name, value in changed.items():
+        one, two = (list(model.generate("hello", limit=20, seed=3, ignore_eos=True,
+                                        **{name: value})) for _ in range(2))
+        assert len(one) == 20 and one == two
+
+
+def test_dry_stops_a_repetition(model):
+    once = list(model.generate("hello", limit=30, temp=0, ignore_eos=True))
+    answer = model.generate("hello", limit=30, temp=0, ignore_eos=True, dry_multiplier=1e4,
+                            dry_penalty_last_n=-1, dry_sequence_breakers=("\n",))
+    tokens = [id for id, _ in answer]
+    pairs = list(zip(tokens, tokens[1:], tokens[2:], tokens[3:], strict=False))
+    assert len(set(pairs)) == len(pairs) and tokens != [id for id, _ in once]
+    assert answer.params.dry_breakers[10] == [()]  # the byte of a new line
+
+
+def test_the_file_recommends_parameters(tmp_path):
+    path = tiny_model(tmp_path / "m.gguf", sampling={"temp": 0.0, "top_k": 7})
+    with llamagraph.open(path, device=CpuDevice()) as model:
+        params = model.generate("hello", top_k=9).params
+    assert (params.temp, params.top_k, params.top_p) == (0, 9, 0.95)

@@ -64,7 +64,8 @@ def add_weight(writer, rng, name: str, shape: tuple[int, ...], quant: str) -> No
 
 def tiny_model(path: pathlib.Path, arch: str = "llama", quant: str = "F32", *, tied: bool = True,
                bias: bool = False, seed: int = 0, n_ctx: int = 512, n_layer: int = 2,
-               rope_freqs: bool = False, scaling: str | None = None) -> pathlib.Path:
+               rope_freqs: bool = False, scaling: str | None = None,
+               sampling: dict[str, float] | None = None) -> pathlib.Path:
     """A model of that architecture: 4 heads (2 for keys), every matrix of one type."""
     rng = np.random.default_rng(seed)
     wide = quant in K_QUANTS
@@ -88,6 +89,9 @@ def tiny_model(path: pathlib.Path, arch: str = "llama", quant: str = "F32", *, t
         writer.add_rope_scaling_orig_ctx_len(64)
     if arch == "gemma3":
         writer.add_sliding_window(24)
+    for name, value in (sampling or {}).items():
+        write = writer.add_int32 if isinstance(value, int) else writer.add_float32
+        write(f"general.sampling.{name}", value)
     add_tokenizer(writer)
 
     def add(name, *shape):

@@ -24,13 +24,14 @@ LARGEST = np.float32(1e38)  # stands for infinity, so that differences are never
 
 
 class Candidates(NamedTuple):
-    """Tokens that are left, the likeliest first; equal logits in the order of their ids."""
+    """Tokens that are left: `ranked` ones the likeliest first, equal logits in the order of ids."""
 
     ids: np.ndarray
     logits: np.ndarray
+    ranked: bool = True
 
     def where(self, keep) -> "Candidates":
-        return Candidates(self.ids[keep], self.logits[keep])
+        return Candidates(self.ids[keep], self.logits[keep], self.ranked)
 
     def probabilities(self) -> np.ndarray:
         weights = np.exp(self.logits - self.logits[0])
