@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from llamagraph.kernels.sample import Candidates, draw, finite, philox, uniform
+from llamagraph.kernels.sample import Candidates, draw, finite, philox
 from llamagraph.kernels.samplers import adaptive, mirostat_2, mirostat_k, ordered
 from llamagraph.sampling import BANNED, SAMPLERS, Now, SamplingParams
 
@@ -26,7 +26,15 @@ class HostChain:
         self.sum = self.total * p.adaptive_target
         self._drawn_from: Candidates | None = None  # with the probabilities that accept looks at
 
-    def candidates(self, logits: np.ndarray, sequence: Sequence[int]) -> Candidates:
+    def _draws(self, position: int, again: bool) -> tuple[float, float]:
+        """Two draws from [0, 1): the choice's, as on a device, and one for xtc; `again` others."""
+        assert self.params.seed is not None
+        words = philox(self.params.seed, position)
+        first, second = ((word >> 8) / (1 << 24) for word in words[2 * again : 2 * again + 2])
+        return first, second
+
+    def candidates(self, logits: np.ndarray, sequence: Sequence[int],
+                   again: bool = False) -> Candidates:
         """What the chain leaves, likeliest first. logits: float32 (n_vocab,), unchanged."""
         p, n_vocab = self.params, len(logits)
         biased = logits.copy()
@@ -34,8 +42,7 @@ class HostChain:
             biased[id] += np.float32(bias)
         alive = np.flatnonzero(biased > BANNED / 2)
         ids = alive if len(alive) else np.arange(n_vocab)
-        seed, at = p.seed or 0, len(sequence)
-        now = Now(np.array(sequence, np.int64), (philox(seed, at)[1] >> 8) / (1 << 24))
+        now = Now(np.array(sequence, np.int64), self._draws(len(sequence), again)[1])
         c = Candidates(ids, finite(biased[ids]), ranked=False)
         for name in p.samplers:
             c = SAMPLERS[name].apply(c, p, now)
@@ -44,15 +51,17 @@ class HostChain:
             return ordered(c, mirostat_k(c, n_vocab, self.mu))
         return ordered(c, mirostat_2(c, self.mu)) if p.mirostat == 2 else c
 
-    def choose(self, logits: np.ndarray, sequence: Sequence[int]) -> int:
-        """The token after the sequence. logits: float32 (n_vocab,)."""
-        p, c = self.params, self.candidates(logits, sequence)
-        assert p.seed is not None
+    def choose(self, logits: np.ndarray, sequence: Sequence[int], again: bool = False) -> int:
+        """The token after the sequence. logits: float32 (n_vocab,).
+
+        `again` where a first choice was refused and the logits now leave it out: other draws.
+        """
+        p, c = self.params, self.candidates(logits, sequence, again)
         self._drawn_from = c
         if p.adaptive_target >= 0 and not p.mirostat:
             target = float(np.clip(2 * p.adaptive_target - self.sum / self.total, 0, 1))
             c = ordered(adaptive(c, target))
-        return draw(c, uniform(p.seed, len(sequence)))
+        return draw(c, self._draws(len(sequence), again)[0])
 
     def accept(self, token: int) -> None:
         """The token is part of the answer."""

@@ -293,10 +293,20 @@ def test_a_choice_that_was_refused_can_be_made_again():
     mu = chain.mu
     masked = np.full(4, -np.inf, np.float32)
     masked[(refused + 1) % 4] = 0
-    token = chain.choose(masked, [0])
+    token = chain.choose(masked, [0], again=True)
     assert token == (refused + 1) % 4 and chain.mu == mu
     chain.accept(token)
     assert chain.mu == mu - 0.1 * (0 - 5)
+
+
+def test_a_second_draw_does_not_follow_from_the_first():
+    logits, n = np.zeros(2, np.float32), 2000
+    chain = HostChain(SamplingParams(seed=1, top_k=0, top_p=1, min_p=0))
+    draws = [[chain.choose(logits, [0] * at, again) for again in (False, True)]
+             for at in range(1, n)]
+    for other in (0, 1):
+        share = np.mean([second for first, second in draws if first == other])
+        assert abs(share - 0.5) < 5 * 0.5 / math.sqrt(n / 2)
 
 
 def test_names_and_letters():
