@@ -6,7 +6,7 @@
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -114,6 +114,7 @@ class Generation:
     ignore_eos: bool = False
     n_logprobs: int = 0
     matcher: Matcher | None = None
+    special: bool = False
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     stop_reason: str | None = None
@@ -127,13 +128,23 @@ class Generation:
             self.text += token.text
             yield token
 
+    def warm_up(self) -> None:
+        """Makes what the answer's steps need before it is iterated, and runs two of them."""
+        runner, constraint = self.model.runner, self.matcher and Constraint(self.matcher)
+        sampler = self.params.sampler(runner.device.target, runner.n_vocab)
+        runner.reset()
+        runner.prepare(len(self.prompt_tokens), "host" if constraint else sampler)
+        for _ in runner.generate(self.prompt_tokens[:1], self.params, 2, constraint=constraint):
+            pass
+        runner.reset()
+
     def _tokens(self) -> Iterator[Token]:
         runner, tokenizer = self.model.runner, self.model.tokenizer
         constraint = Constraint(self.matcher) if self.matcher else None
         self.timings = Timings(self.model.load_seconds, n_prompt=len(self.prompt_tokens),
                                constraint=constraint)
         runner.reset()
-        decoder, stop = tokenizer.decoder(), StopText(self.stop)
+        decoder, stop = tokenizer.decoder(special=self.special), StopText(self.stop)
         start = time.perf_counter()
         if self.limit == 0:
             self.stop_reason = "limit"
@@ -175,7 +186,7 @@ class Model:
 
     def __init__(self, file: GGUFFile, device: Device, mode: str | None = None,
                  n_ctx: int | None = None, progress: Callable[[str, int, int], None] | None = None,
-                 warn: Callable[[str], None] = lambda _: None):
+                 warn: Callable[[str], None] = lambda _: None, n_ubatch: int = 512):
         start = time.perf_counter()
         self.file, self.path = file, file.path
         self.tokenizer = Tokenizer(file.metadata, str(file.path))
@@ -185,19 +196,19 @@ class Model:
         for warning in self.tokenizer.warnings:
             warn(warning)
         self.sampling_defaults = file_defaults(file.metadata)
-        self.runner = Runner(file, device, mode, n_ctx, progress, warn)
+        self.runner = Runner(file, device, mode, n_ctx, progress, warn, n_ubatch)
         self.load_seconds = time.perf_counter() - start
 
     def generate(self, prompt: str | Sequence[int], *, limit: int = -1,
                  stop: str | Sequence[str] = (),
-                 ignore_eos: bool = False, logprobs: int = 0,
+                 ignore_eos: bool = False, logprobs: int = 0, special: bool = False,
                  grammar: str | Matcher | None = None, **sampling: Any) -> Generation:
         """An answer to raw text or token ids, up to `limit` tokens (-1: no limit).
 
         `sampling` are the fields of `SamplingParams`, the file's recommendations where they are not
-        given; `logprobs` the number of likeliest tokens to keep a step. `grammar` is what the
-        answer must look like, in GBNF or from `matcher`. Raises LlamaGraphError for an empty prompt
-        or one that is too long.
+        given; `logprobs` the number of likeliest tokens to keep a step; with `special` the texts
+        of control tokens are shown. `grammar` is what the answer must look like, in GBNF or from
+        `matcher`. Raises LlamaGraphError for an empty prompt or one that is too long.
         """
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not ids:
@@ -206,7 +217,7 @@ class Model:
         stop = [stop] if isinstance(stop, str) else stop
         if isinstance(grammar, str):
             grammar = self.matcher(grammar)
-        return Generation(self, ids, params, limit, stop, ignore_eos, logprobs, grammar)
+        return Generation(self, ids, params, limit, stop, ignore_eos, logprobs, grammar, special)
 
     def _params(self, sampling: dict[str, Any], ignore_eos: bool) -> SamplingParams:
         """The parameters of an answer, with the biases and breakers that the vocabulary gives."""
@@ -228,6 +239,8 @@ class Model:
                 lambda text: self.tokenizer.encode(text, add_special=False, parse_special=False),
             )
             params = replace(params, dry_breakers=breakers)
+        if params.reasoning_budget >= 0:
+            params = replace(params, thinking=self.tokenizer.thinking_tags())
         return params
 
     def matcher(self, grammar: str = "", source: str = "grammar", *,
@@ -262,21 +275,26 @@ class Model:
         self.close()
 
 
-def open(path: str | Path | None = None, *, device: str | Device | None = None,
+def open(path: str | Path | GGUFFile | None = None, *, device: str | Device | None = None,
          mode: str | None = None, n_ctx: int | None = None, n_threads: int | None = None,
          offline: bool = False, progress: Callable[[str, int, int], None] | None = None,
-         warn: Callable[[str], None] = lambda _: None) -> Model:
+         warn: Callable[[str], None] = lambda _: None, n_ubatch: int = 512,
+         overrides: Mapping[str, Any] | None = None) -> Model:
     """Opens a GGUF file (None: the default model, fetched once) on a device.
 
-    `device` is "auto", "cpu", "cuda" or an open device; `mode` one of `llamagraph.execute`'s
-    EXECUTORS; `n_ctx` the longest sequence (None: the model's own). `warn` hears single lines.
+    `path` may also be an open GGUFFile, which the model then closes. `device` is "auto", "cpu",
+    "cuda" or an open device; `mode` one of `llamagraph.execute`'s EXECUTORS; `n_ctx` the longest
+    sequence (None: the model's own); `n_ubatch` the most tokens of a prompt that a step reads.
+    `overrides` are metadata in place of the file's. `warn` hears single lines.
     """
-    file = GGUFFile(path if path is not None else default_model(offline, progress))
+    file = path if isinstance(path, GGUFFile) else GGUFFile(
+        path if path is not None else default_model(offline, progress), overrides
+    )
     opened = None
     try:
         if device is None or isinstance(device, str):
             device = opened = open_device(device or "auto", n_threads=n_threads, warn=warn)
-        return Model(file, device, mode, n_ctx, progress, warn)
+        return Model(file, device, mode, n_ctx, progress, warn, n_ubatch)
     except BaseException:
         if opened is not None:
             opened.close()

@@ -41,12 +41,14 @@ class Runner:
     """A loaded model on a device, and one sequence of up to `n_ctx` tokens.
 
     `progress(label, done, total)` hears of the bytes loaded, `warn` a line where graphs fail.
+    A step reads at most `n_ubatch` tokens of a prompt.
     """
 
     def __init__(self, file: GGUFFile, device: Device, mode: str = "stream",
                  n_ctx: int | None = None, progress: Progress | None = None,
-                 warn: Callable[[str], None] = lambda _: None):
+                 warn: Callable[[str], None] = lambda _: None, n_ubatch: int = ROW_BUCKETS[-1]):
         self.device, self.mode, self._warn = device, mode, warn
+        self._most_rows = min(n_ubatch, ROW_BUCKETS[-1])
         planner = Planner(file, device.target, n_ctx)
         self.plan, self.config, self.n_vocab = planner.plan, planner.config, planner.n_vocab
         self.io, self.kv, self.weights = planner.io, planner.kv, planner.weights
@@ -140,12 +142,19 @@ class Runner:
         self.n_past = kv_len
         return executor
 
+    def prepare(self, n_tokens: int, sampler: str) -> None:
+        """Makes the executors that a prompt of so many tokens needs."""
+        if n_tokens > self._most_rows:
+            self.executors[step_key(self._most_rows, self._most_rows, "none", sampler)]
+        rest = (n_tokens - 1) % self._most_rows + 1
+        self.executors[step_key(rest, n_tokens, "last", sampler)]
+
     def prefill(self, tokens: Sequence[int], sampler: str = "greedy") -> Any:
         """Reads the tokens in buckets; the next token is chosen after the last."""
         self.write_tokens(tokens)
         left = len(tokens)
         while left:
-            n = min(left, ROW_BUCKETS[-1])
+            n = min(left, self._most_rows)
             left -= n
             self.device.memory.write(self.io["n_rows"], [n])
             executor = self.step(n, "none" if left else "last", sampler)

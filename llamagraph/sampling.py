@@ -76,8 +76,8 @@ ADAPTIVE = "adaptive_p"  # no part of the chain but what draws at its end; its l
 class SamplingParams:
     """llama.cpp's names and defaults. `seed` None draws one; `logit_bias` maps ids to additions.
 
-    `dry_breakers` are the `dry_sequence_breakers` as tokens (`text/breakers.py`), which is what
-    counts here.
+    `dry_breakers` are the `dry_sequence_breakers` as tokens (`text/breakers.py`), `thinking` the
+    tokens that begin and end what `reasoning_budget` limits; these are what counts here.
     """
 
     temp: float = 0.8
@@ -106,6 +106,8 @@ class SamplingParams:
     adaptive_target: float = -1.0
     adaptive_decay: float = 0.9
     samplers: tuple[str, ...] = tuple(SAMPLERS)
+    reasoning_budget: int = -1
+    thinking: tuple[int, int] | None = field(default=None, repr=False)
     seed: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
@@ -155,6 +157,7 @@ class SamplingParams:
         """
         p = self.chain()
         plain = p.mirostat == 0 and p.adaptive_target < 0 and p.dynatemp_range <= 0
+        plain = plain and p.thinking is None
         if plain and p.temp <= 0 and not p.logit_bias and set(p.samplers) <= GREEDY:
             return "greedy"
         in_order = [name for name in DEVICE if name in p.samplers] == list(p.samplers)

@@ -12,6 +12,17 @@ from llamagraph.kernels.samplers import adaptive, mirostat_2, mirostat_k, ordere
 from llamagraph.sampling import BANNED, SAMPLERS, Now, SamplingParams
 
 
+def thinks_too_long(sequence: Sequence[int], thinking: tuple[int, int], budget: int) -> bool:
+    """Whether thinking has begun, has not ended, and is `budget` tokens long."""
+    begin, end = thinking
+    for n, token in enumerate(reversed(sequence)):
+        if token == end:
+            return False
+        if token == begin:
+            return n >= budget
+    return False
+
+
 class HostChain:
     """Chooses the tokens of one answer. `choose` may be asked again before `accept` is told.
 
@@ -56,8 +67,11 @@ class HostChain:
 
         `again` where a first choice was refused and the logits now leave it out: other draws.
         """
-        p, c = self.params, self.candidates(logits, sequence, again)
-        self._drawn_from = c
+        p = self.params
+        if p.thinking and thinks_too_long(sequence, p.thinking, p.reasoning_budget):
+            self._drawn_from = None
+            return p.thinking[1]
+        self._drawn_from = c = self.candidates(logits, sequence, again)
         if p.adaptive_target >= 0 and not p.mirostat:
             target = float(np.clip(2 * p.adaptive_target - self.sum / self.total, 0, 1))
             c = ordered(adaptive(c, target))

@@ -4,6 +4,7 @@ import io
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import click
@@ -24,6 +25,43 @@ def prepare_streams() -> None:
 def note(text: str) -> None:
     """One line on stderr."""
     click.echo(text, err=True)
+
+
+def wants_color(choice: str, stream: Any) -> bool:
+    """Whether `on`, `off` or `auto` means colours: auto does on a terminal."""
+    return choice == "on" or (choice == "auto" and stream.isatty())
+
+
+class Notes:
+    """Lines on stderr, and in a log file, up to a level: 1 errors, 2 warnings, 3 facts, 4 all."""
+
+    def __init__(self, level: int = 3, file: Path | None = None, color: bool = False):
+        self._level, self._color = level, color
+        try:
+            self._file = file.open("w", encoding="utf-8") if file else None
+        except OSError as error:
+            raise click.ClickException(f"{file}: cannot be written: {error}") from None
+
+    def __call__(self, text: str, level: int = 3) -> None:
+        if level > self._level:
+            return
+        shown = click.style(text, fg="yellow" if level < 3 else None, dim=level > 2)
+        click.echo(shown if self._color else text, err=True, color=self._color)
+        if self._file:
+            self._file.write(f"{text}\n")
+
+    def warn(self, text: str) -> None:
+        self(text, 2)
+
+    def detail(self, text: str) -> None:
+        self(text, 4)
+
+    def __enter__(self) -> "Notes":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file:
+            self._file.close()
 
 
 class ProgressBar:

@@ -1,4 +1,4 @@
-"""Options that commands share, under llama.cpp's names."""
+"""Options that commands share, under llama.cpp's names: which model, and where it runs."""
 
 import re
 from collections.abc import Callable
@@ -8,35 +8,29 @@ from typing import Any
 import click
 
 from llamagraph import __version__
+from llamagraph.cli.groups import LineError, OneText, grouped
 
 MODES = ["stream", "capture", "build", "partial"]
-
-
-def grouped(*options: Callable) -> Callable:
-    """One decorator of several options, shown in their order."""
-
-    def decorate(command: Callable) -> Callable:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
-
+DEVICE_NAME = re.compile(r"(auto|cpu|cuda)|cuda:?(\d+)", re.IGNORECASE)
 
 show_version = click.version_option(__version__, message=f"llamagraph {__version__}")
 model_options = grouped(
     click.option("-m", "--model", type=click.Path(path_type=Path), metavar="FILE",
                  help="GGUF model file. Without it the default model is fetched once."),
-    click.option("-hf", "--hf-repo", "repo", metavar="USER/MODEL[:QUANT]",
+    click.option("-hf", "-hfr", "--hf-repo", "repo", metavar="USER/MODEL[:QUANT]",
                  help="Fetch the model from Hugging Face, once."),
-    click.option("-c", "--ctx-size", "n_ctx", type=click.IntRange(min=0), default=0,
-                 help="Longest sequence in tokens; 0 takes the model's own."),
+    click.option("-hff", "--hf-file", metavar="FILE", help="Which file of --hf-repo."),
     click.option("--offline", is_flag=True, help="Never fetch anything."),
+    click.option("-c", "--ctx-size", "n_ctx", metavar="N", type=click.IntRange(min=0), default=0,
+                 help="Longest sequence in tokens; 0 takes the model's own."),
+    title="Model",
 )
 place_options = grouped(
-    click.option("--device", default="auto", show_default=True, metavar="NAME",
+    click.option("-dev", "--device", default="auto", show_default=True, metavar="NAME",
+                 callback=lambda *a: read_device(a[2]),
                  help="Where to run: auto, cpu, cuda, or cuda:1 for the second GPU."),
-    click.option("-t", "--threads", type=click.IntRange(min=1), help="CPU threads."),
+    click.option("-t", "--threads", metavar="N", type=click.IntRange(min=1), help="CPU threads."),
+    title="GPU and graphs",
 )
 device_options = grouped(
     place_options,
@@ -45,74 +39,125 @@ device_options = grouped(
     click.option("--graph-mode", "mode", type=click.Choice(MODES),
                  help="How steps run: launch by launch, or a graph that is captured, built node by "
                       "node, or cut in parts."),
+    title="GPU and graphs",
 )
-sampling_options = grouped(
-    click.option("-s", "--seed", type=int, default=-1, help="Random seed; -1 draws one."),
-    click.option("--temp", type=float, default=0.8, show_default=True,
-                 help="Temperature; 0 takes the likeliest token."),
-    click.option("--top-k", type=int, default=40, show_default=True, help="0 keeps all."),
-    click.option("--top-p", type=float, default=0.95, show_default=True, help="1 keeps all."),
-    click.option("--min-p", type=float, default=0.05, show_default=True, help="0 keeps all."),
-    click.option("--typical", type=float, default=1.0, show_default=True, help="1 keeps all."),
-    click.option("--repeat-penalty", type=float, default=1.0, show_default=True,
-                 help="Divide the logits of recent tokens; 1 does nothing."),
-    click.option("--repeat-last-n", type=click.IntRange(min=-1), default=64, show_default=True,
-                 help="Tokens that the penalties look at; -1 is all, 0 none."),
-    click.option("--presence-penalty", type=float, default=0.0, show_default=True,
-                 help="Subtract from the logit of each recent token."),
-    click.option("--frequency-penalty", type=float, default=0.0, show_default=True,
-                 help="Subtract for each time a token is recent."),
-    click.option("-l", "--logit-bias", "logit_bias", multiple=True, metavar="ID(+|-)BIAS",
-                 callback=lambda *a: read_biases(a[2]),
-                 help="Add to a token's logit: 15043+1, or 15043-inf to forbid it."),
-    click.option("--ignore-eos", is_flag=True, help="Go on past the end of the answer."),
+load_options = grouped(
+    click.option("-ub", "--ubatch-size", "n_ubatch", metavar="N", type=click.IntRange(min=1),
+                 default=512, show_default=True, envvar="LLAMAGRAPH_ARG_UBATCH",
+                 help="Most tokens of the prompt that a step reads; 512 is the largest step."),
+    click.option("-b", "--batch-size", "n_batch", metavar="N", type=click.IntRange(min=1),
+                 default=2048, show_default=True, envvar="LLAMAGRAPH_ARG_BATCH",
+                 help="As -ub where it is smaller; there is one sequence alone."),
+    click.option("--keep", "n_keep", metavar="N", type=click.IntRange(min=-1), default=0,
+                 show_default=True,
+                 help="First tokens that stay when a context shifts; -1 is the whole prompt."),
+    click.option("-lm", "--load-mode", type=click.Choice(["auto", "mmap"]), default="auto",
+                 help="Files are always mapped into memory."),
+    click.option("--check-tensors", is_flag=True,
+                 help="Refuse a model with numbers that are not finite; reads all of it first."),
+    click.option("--override-kv", "overrides", multiple=True, type=OneText(),
+                 metavar="KEY=TYPE:VALUE,...", callback=lambda *a: read_overrides(a[2]),
+                 help="Metadata in place of the file's; types: int, float, bool, str."),
+    click.option("--rope-scaling", type=click.Choice(["none", "linear", "yarn"]),
+                 envvar="LLAMAGRAPH_ARG_ROPE_SCALING_TYPE",
+                 help="How positions beyond the trained context are fitted in."),
+    click.option("--rope-scale", metavar="N", type=click.FloatRange(min=0, min_open=True),
+                 help="Contexts get longer by this factor."),
+    click.option("--rope-freq-base", metavar="N", type=click.FloatRange(min=0, min_open=True),
+                 help="Base of the rotary frequencies."),
+    click.option("--rope-freq-scale", metavar="N", type=click.FloatRange(min=0, min_open=True),
+                 help="The same as --rope-scale, as 1 / factor."),
+    click.option("--yarn-orig-ctx", metavar="N", type=click.IntRange(min=0), default=0,
+                 help="YaRN: the context of the original training; 0 as in the file."),
+    click.option("--yarn-ext-factor", type=float, default=-1.0, metavar="X",
+                 help="YaRN: share of frequencies that are kept; -1 as in the file, 0 for none."),
+    click.option("--yarn-attn-factor", type=float, default=-1.0, metavar="X",
+                 help="YaRN: factor of q and k beside its own; -1 as in the file."),
+    click.option("--yarn-beta-slow", type=float, default=-1.0, metavar="X",
+                 help="YaRN: turns below which a frequency is scaled in full; -1 as in the file."),
+    click.option("--yarn-beta-fast", type=float, default=-1.0, metavar="X",
+                 help="YaRN: turns above which it is kept; -1 as in the file."),
+    title="Model",
+)
+run_options = grouped(
+    click.option("-ngl", "--gpu-layers", "--n-gpu-layers", "n_gpu_layers", default="auto",
+                 metavar="N", callback=lambda *a: read_layers(a[2]),
+                 help="Layers on the GPU: 0 is the CPU; auto, all or all of them the GPU."),
+    click.option("-fa", "--flash-attn", is_flag=False, flag_value="on", default="auto",
+                 type=click.Choice(["on", "auto"]), metavar="[on|auto]",
+                 help="Attention is always one kernel; said for llama.cpp's sake."),
+    click.option("--warmup/--no-warmup", default=None,
+                 help="Run an empty step first, so that timings have no loading of kernels in them "
+                      "(default on a GPU)."),
+    title="GPU and graphs",
 )
 
-grammar_options = grouped(
-    click.option("--grammar", metavar="GBNF",
-                 help="Write only what this grammar allows (see the README)."),
-    click.option("--grammar-file", type=click.Path(path_type=Path), metavar="FILE",
-                 help="The same, read from a file."),
-    click.option("-j", "--json-schema", metavar="SCHEMA",
-                 help="Write JSON that fits this schema; {} is any object."),
-    click.option("-jf", "--json-schema-file", type=click.Path(path_type=Path), metavar="FILE",
-                 help="The same, read from a file."),
-)
+def read_device(text: str) -> str:
+    """llamagraph's name of a device: llama.cpp's CUDA0 is cuda:0, its none the CPU."""
+    if "," in text:
+        raise LineError(f"--device {text}: a model runs on one device; name one")
+    match = DEVICE_NAME.fullmatch("cpu" if text.lower() == "none" else text)
+    if match is None:
+        return text  # the devices say what there is
+    return match[1].lower() if match[1] else f"cuda:{match[2]}"
 
 
-def read_grammar(options: dict[str, Any]) -> dict[str, str]:
-    """What the grammar options ask for, as arguments of `Model.matcher`; {} for nothing."""
-    given = [name for name in ("grammar", "grammar_file", "json_schema", "json_schema_file")
-             if options[name] is not None]
-    if not given:
-        return {}
-    if len(given) > 1:
-        first, second = (f"--{name.replace('_', '-')}" for name in given[:2])
-        raise click.UsageError(f"{first} and {second} exclude each other; give one")
-    name, value = given[0], options[given[0]]
-    source = f"--{name}".replace("_", "-")
-    if isinstance(value, Path):
-        source, value = str(value), read_text(value)
-    return {name.removesuffix("_file"): value, "source": source}
+def read_layers(text: str) -> int | None:
+    """The value of -ngl; None is all layers, on the best device that there is."""
+    if text in ("auto", "all", "-1"):
+        return None
+    if not re.fullmatch(r"\d{1,9}", text):
+        raise click.BadParameter(f"{text!r} is not a number, auto or all")
+    return int(text)
 
 
-def read_text(file: Path) -> str:
-    """A text file's contents; ClickException for what is none."""
-    try:
-        return file.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise click.ClickException(f"{file}: cannot be read as text: {error}") from None
+def check_layers(n: int | None, n_layer: int) -> None:
+    """LineError where -ngl asks for a model in two places."""
+    if n and n < n_layer:
+        raise LineError(f"-ngl {n}: a model of {n_layer} layers cannot be split between GPU and "
+                        f"CPU yet; use -ngl 0 or -ngl all")
 
 
-def read_biases(texts: tuple[str, ...]) -> dict[int, float]:
-    """Token ids and what is added to their logits."""
-    biases = {}
+def read_overrides(texts: tuple[str, ...]) -> dict[str, Any]:
+    """KEY=TYPE:VALUE,... as metadata."""
+    kinds: dict[str, Callable[[str], Any]] = {
+        "int": int, "float": float, "str": str, "bool": {"true": True, "false": False}.__getitem__,
+    }
+    found = {}
     for text in texts:
-        match = re.fullmatch(r"(\d+)([+-](?:inf|false|\d+(?:\.\d*)?))", text, re.IGNORECASE)
-        if match is None:
-            raise click.BadParameter(f"{text!r} is not ID+BIAS or ID-BIAS, as in 15043+1")
-        biases[int(match[1])] = float(match[2].lower().replace("false", "inf"))
-    return biases
+        for part in re.split(r",(?=[^,=]+=(?:int|float|bool|str):)", text):
+            key, _, typed = part.partition("=")
+            kind, _, value = typed.partition(":")
+            try:
+                found[key] = kinds[kind](value)
+            except (ValueError, KeyError):
+                raise click.BadParameter(f"{part!r} is not KEY=TYPE:VALUE, as in "
+                                         "general.name=str:mine") from None
+    return found
+
+
+def metadata_overrides(options: dict[str, Any]) -> dict[str, Any]:
+    """What --override-kv, --rope-* and --yarn-* put in place of a file's metadata."""
+    if options["rope_scale"] and options["rope_freq_scale"]:
+        raise click.UsageError("--rope-scale and --rope-freq-scale say the same; give one")
+    factor = options["rope_scale"]
+    if options["rope_freq_scale"]:
+        factor = 1 / options["rope_freq_scale"]
+    keys = {
+        "scaling.type": options["rope_scaling"], "scaling.factor": factor,
+        "freq_base": options["rope_freq_base"],
+        "scaling.original_context_length": options["yarn_orig_ctx"] or None,
+        "scaling.yarn_ext_factor": _unless_negative(options["yarn_ext_factor"]),
+        "scaling.attn_factor": _unless_negative(options["yarn_attn_factor"]),
+        "scaling.yarn_beta_slow": _unless_negative(options["yarn_beta_slow"]),
+        "scaling.yarn_beta_fast": _unless_negative(options["yarn_beta_fast"]),
+    }
+    given = {f"{{arch}}.rope.{key}": value for key, value in keys.items() if value is not None}
+    return given | options["overrides"]
+
+
+def _unless_negative(value: float) -> float | None:
+    return None if value < 0 else value
 
 
 def chosen_mode(mode: str | None, graph: bool | None) -> str | None:

@@ -7,20 +7,35 @@ from typing import Any
 
 import click
 
-from llamagraph.cli.console import ProgressBar, discard_stdout, note
+from llamagraph.cli.console import Notes, ProgressBar, discard_stdout, wants_color
+from llamagraph.cli.groups import GroupedCommand
 from llamagraph.cli.options import (
+    check_layers,
     chosen_mode,
     device_options,
-    grammar_options,
+    load_options,
+    metadata_overrides,
     model_options,
-    read_grammar,
-    read_text,
-    sampling_options,
+    run_options,
     show_version,
 )
-
-SAMPLING = ("seed", "temp", "top_k", "top_p", "min_p", "typical", "repeat_penalty",
-            "repeat_last_n", "presence_penalty", "frequency_penalty", "logit_bias")
+from llamagraph.cli.prompt import prompt_options, prompt_tokens, read_prompt
+from llamagraph.cli.report import (
+    details,
+    output_options,
+    perf_lines,
+    report,
+    timing_lines,
+    token_line,
+)
+from llamagraph.cli.sampling_options import (
+    SAMPLING,
+    chosen_sampling,
+    grammar_options,
+    read_grammar,
+    sampling_options,
+)
+from llamagraph.cli.unsupported import refuse_unsupported
 
 
 def _print_devices(context: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -32,158 +47,128 @@ def _print_devices(context: click.Context, _: click.Parameter, wanted: bool) -> 
         context.exit()
 
 
-def _question(prompt: str | None, option: str | None, file: Path | None) -> str:
-    """The prompt: PROMPT, -p and -f joined by lines; "-", or nothing on a pipe, is stdin."""
-    if prompt is None and option is None and file is None and not sys.stdin.isatty():
-        prompt = "-"
-    texts = [_stdin() if p == "-" else p for p in (prompt, option) if p is not None]
-    if file is not None:
-        texts.append(read_text(file).removesuffix("\n"))
-    text = "\n".join(t for t in texts if t)
-    if not text:
-        raise click.UsageError("no prompt: give PROMPT, -p, -f or text on stdin")
-    return text
-
-
-def _stdin() -> str:
-    try:
-        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
-    except UnicodeDecodeError as error:
-        raise click.ClickException(f"stdin: is not UTF-8 text: {error}") from None
-
-
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("prompt", required=False)
-@click.option("-p", "--prompt", "option", metavar="TEXT", help="The prompt, as an option.")
-@click.option("-f", "--file", type=click.Path(path_type=Path), help="Read the prompt from a file.")
-@click.option("-sys", "--system-prompt", "system", metavar="TEXT", help="The system message.")
-@click.option("-r", "--reverse-prompt", "stop", multiple=True, metavar="TEXT",
-              help="End the answer before this text; may be given several times.")
-@click.option("-n", "--predict", "limit", type=click.IntRange(min=-1), default=-1,
-              help="Most tokens to generate; -1 goes on to the end.")
-@click.option("-no-cnv", "--no-conversation", "raw", is_flag=True,
-              help="Continue the prompt as raw text, without the chat template.")
-@click.option("--display-prompt", is_flag=True, help="Echo the prompt before the answer.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
-@click.option("--logprobs", type=click.IntRange(min=0), default=0, metavar="N",
-              help="With --json: the N likeliest tokens of each step.")
-@click.option("-v", "--verbose", is_flag=True, help="Say what runs where, on stderr.")
+@model_options
+@load_options
+@prompt_options
+@sampling_options
+@grammar_options
+@output_options
+@device_options
+@run_options
 @click.option("--list-devices", is_flag=True, is_eager=True, expose_value=False,
               callback=_print_devices, help="List the devices and exit.")
 @show_version
-@model_options
-@device_options
-@sampling_options
-@grammar_options
-def run(prompt: str | None, option: str | None, file: Path | None, **options: Any) -> None:
-    """Answer PROMPT ("-" is stdin)."""
-    if options["logprobs"] and not options["as_json"]:
-        raise click.UsageError("--logprobs goes with --json")
-    options["rules"] = read_grammar(options)
-    text = _question(prompt, option, file)
-    mode = chosen_mode(options["mode"], options["graph"])
-    from llamagraph import model as models
+@refuse_unsupported
+@click.pass_context
+def run(context: click.Context, prompt: str | None, **options: Any) -> None:
+    """Answer PROMPT ("-" is stdin).
 
-    with ProgressBar() as bar:
-        model = models.open(_model_file(options, bar), device=options["device"], mode=mode,
-                            n_ctx=options["n_ctx"] or None, n_threads=options["threads"],
-                            offline=options["offline"], progress=bar, warn=note)
-    with model:
+    Each option may also be set in the environment, --ctx-size as LLAMAGRAPH_ARG_CTX_SIZE.
+    """
+    if options["as_json"] and options["as_jsonl"]:
+        raise click.UsageError("--json and --jsonl are two outputs; give one")
+    if options["logprobs"] and not (options["as_json"] or options["as_jsonl"]):
+        raise click.UsageError("--logprobs goes with --json or --jsonl")
+    read_prompt(prompt, options)
+    options["rules"] = read_grammar(options)
+    options["sampling"] = chosen_sampling(context, options)
+    options["mode"] = chosen_mode(options["mode"], options["graph"])
+    level = 9 if options["verbose"] else options["level"]
+    with (Notes(level, options["log_file"], wants_color(options["log_colors"], sys.stderr)) as note,
+          _open(options, note) as model):
         try:
-            _answer(model, text, options)
+            _answer(model, options, note)
         except BrokenPipeError:  # the reader has gone: a quiet end
             discard_stdout()
 
 
-def _model_file(options: dict[str, Any], bar: ProgressBar) -> Path | None:
+def _open(options: dict[str, Any], note: Notes) -> Any:
+    """The model on its device; refuses what the options and the file say of each other."""
+    from llamagraph import model as models
+    from llamagraph.gguf import GGUFFile, check_tensors, default_model
+
+    layers = options["n_gpu_layers"]
+    with ProgressBar() as bar:
+        file = GGUFFile(_model_file(options) or default_model(options["offline"], bar),
+                        metadata_overrides(options))
+        try:
+            check_layers(layers, file.metadata.get(f"{file.architecture}.block_count", 0))
+            if options["check_tensors"]:
+                check_tensors(file, bar)
+        except BaseException:
+            file.close()
+            raise
+        model = models.open(
+            file, device="cpu" if layers == 0 else options["device"], mode=options["mode"],
+            n_ctx=options["n_ctx"] or None, n_threads=options["threads"], progress=bar,
+            n_ubatch=min(options["n_ubatch"], options["n_batch"]), warn=note.warn,
+        )
+    if layers and not model.runner.device.target.is_cuda:
+        note.warn(f"-ngl {layers}: there is no GPU; running on the CPU")
+    return model
+
+
+def _model_file(options: dict[str, Any]) -> Path | None:
     """The file that -m or -hf name; None is the default model."""
     if options["repo"] is None:
+        if options["hf_file"] is not None:
+            raise click.UsageError("--hf-file names a file of --hf-repo; give that too")
         return options["model"]
     if options["model"] is not None:
         raise click.UsageError("-m and -hf name two models; give one")
     from llamagraph.gguf.hub import hf_model
 
-    return hf_model(options["repo"], offline=options["offline"])
+    return hf_model(options["repo"], options["hf_file"], offline=options["offline"])
 
 
-def _answer(model: Any, text: str, options: dict[str, Any]) -> None:
-    from llamagraph.chat import user_turn
-
-    if model.tokenizer.has_chat_template and not options["raw"]:
-        prompt = user_turn(model.tokenizer, text, options["system"])
-    else:
-        prompt = model.tokenizer.encode("\n".join(filter(None, (options["system"], text))))
+def _answer(model: Any, options: dict[str, Any], note: Notes) -> None:
+    prompt = prompt_tokens(model.tokenizer, options)
     rules = options["rules"]
-    answer = model.generate(prompt, limit=options["limit"], ignore_eos=options["ignore_eos"],
-                            logprobs=options["logprobs"], stop=options["stop"],
+    answer = model.generate(prompt, limit=max(options["limit"], -1), stop=options["stop"],
                             grammar=model.matcher(**rules) if rules else None,
-                            **{name: options[name] for name in SAMPLING})
-    if options["display_prompt"] and not options["as_json"]:
-        click.echo(text, nl=False)
-    interrupted = _stream(answer, silent=options["as_json"])
-    if options["as_json"]:
-        click.echo(json.dumps(_report(model, answer), ensure_ascii=False))
-    if options["verbose"]:
-        _explain(model)
-    t = answer.timings
-    note(f"[ prompt: {t.n_prompt} tokens, {t.prompt_tokens_per_second:.1f} t/s | generation: "
-         f"{t.n_generated} tokens, {t.decode_tokens_per_second:.1f} t/s ]")
-    if c := t.constraint:
-        note(f"[ grammar: {c.n_rejected} of {c.n_tokens} tokens chosen again, "
-             f"{c.us_per_token:.0f} us a token ]")
+                            ignore_eos=options["ignore_eos"], logprobs=options["logprobs"],
+                            special=options["special"],
+                            reasoning_budget=options["reasoning_budget"], **options["sampling"])
+    is_text = not (options["as_json"] or options["as_jsonl"])
+    if options["warmup"] or (options["warmup"] is None and model.runner.device.target.is_cuda):
+        answer.warm_up()
+    if options["display_prompt"] and is_text:
+        color = wants_color(options["color"], sys.stdout)
+        click.echo(click.style(options["text"], fg="yellow") if color else options["text"],
+                   nl=False, color=color)
+    interrupted = _stream(model, answer, options)
+    if not is_text:
+        click.echo(json.dumps(report(model, answer, SAMPLING), ensure_ascii=False))
+    for line in details(model):
+        note.detail(line)
+    if options["perf"]:
+        for line in perf_lines(model, answer):
+            note(line)
+    if options["show_timings"]:
+        for line in timing_lines(answer.timings):
+            note(line)
     if interrupted:
         raise click.exceptions.Abort
 
 
-def _stream(answer: Any, silent: bool) -> bool:
+def _stream(model: Any, answer: Any, options: dict[str, Any]) -> bool:
     """Prints the answer as it comes; True where Ctrl-C ended it."""
+    is_text = not (options["as_json"] or options["as_jsonl"])
     interrupted, written = False, ""  # Ctrl-C may come between a token and its printing
     try:
-        for _, piece in answer:
-            if not silent and piece:
+        for token in answer:
+            piece = token.text if is_text else ""
+            if options["as_jsonl"]:
+                piece = json.dumps(token_line(model, token, answer), ensure_ascii=False) + "\n"
+            if piece:
                 sys.stdout.write(piece)
                 sys.stdout.flush()
                 written = piece
     except KeyboardInterrupt:
         interrupted = True
         answer.stop_reason = "interrupted"
-    if not silent and not written.endswith("\n"):
+    if is_text and not written.endswith("\n"):
         click.echo()
     return interrupted
-
-
-def _report(model: Any, answer: Any) -> dict[str, Any]:
-    """The object that --json prints."""
-    report = {
-        "text": answer.text,
-        "tokens": answer.tokens,
-        "prompt_tokens": answer.prompt_tokens,
-        "stop_reason": answer.stop_reason,
-        "timings": answer.timings.as_dict(),
-        "settings": {
-            "model": str(model.path),
-            "device": model.runner.device.name,
-            "graph_mode": model.runner.mode,
-            "n_ctx": model.runner.n_ctx,
-            **{name: getattr(answer.params, name) for name in SAMPLING},
-        },
-    }
-    if answer.logprobs:
-        report["logprobs"] = [
-            [{"id": i, "text": model.tokenizer.decode([i]), "logprob": p} for i, p in step]
-            for step in answer.logprobs
-        ]
-    return report
-
-
-def _explain(model: Any) -> None:
-    runner = model.runner
-    note(f"device {runner.device.name}, target {runner.device.target.name}, mode {runner.mode}, "
-         f"context {runner.n_ctx}")
-    for arena, n_bytes in runner.device.memory.account().items():
-        note(f"  {arena:10} {n_bytes / 1e6:10.1f} MB")
-    for executor in runner.executors.values():
-        key = executor.program.key
-        note(f"  program rows={key.rows} logits={key.logits} attention={key.attention} "
-             f"sampler={key.sampler}: {len(executor.program.launches)} launches, "
-             f"{executor.updates} updates")

@@ -74,17 +74,22 @@ class GGUFFile:
     """An open GGUF file, or every part of a split one, given the first.
 
     `tensors` are in the file's order. Arrays from `data` stay valid after `close`, which only lets
-    go of the maps. Raises FormatError for whatever is wrong with the file.
+    go of the maps. `overrides` are keys in place of the file's; "{arch}" in one stands for the
+    architecture. Raises FormatError for whatever is wrong with the file.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, overrides: Mapping[str, Any] | None = None) -> None:
         self.path = Path(path)
         self._maps: dict[Path, mmap.mmap] = {}
         try:
             first = self._open(self.path)
             self.version = first.version
             self.tensors = first.tensors
-            self.metadata = Metadata(self.path, first.values)
+            given = overrides or {}
+            values = first.values | {k: v for k, v in given.items() if k in first.values}
+            self.architecture = str(values.get("general.architecture", ""))
+            values |= {k.replace("{arch}", self.architecture): v for k, v in given.items()}
+            self.metadata = Metadata(self.path, values)
             self._open_other_parts()
         except BaseException:
             self.close()

@@ -19,14 +19,15 @@ MAX_CONTEXT = (1 << 31) - 1  # positions are 32-bit
 class Rope:
     """A table of rotary frequencies: base, rotated numbers a head, and how they are scaled.
 
-    `scale` multiplies the frequencies (1 / rope.scaling.factor). With `yarn` it does so by a ramp
-    between the dimensions that turn `beta_fast` and `beta_slow` times within `n_ctx_orig`.
+    `scale` multiplies the frequencies (1 / rope.scaling.factor). With YaRN a share `ext_factor` of
+    them is kept, by a ramp between the dimensions that turn `beta_fast` and `beta_slow` times
+    within `n_ctx_orig`.
     """
 
     base: float
     n_rot: int
     scale: float = 1.0
-    yarn: bool = False
+    ext_factor: float = 0.0  # 1 for YaRN, 0 for linear scaling alone
     n_ctx_orig: int = 0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
@@ -46,17 +47,17 @@ class Rope:
         freq = self.base ** (-2.0 * i / self.n_rot)
         if factors is not None:
             freq = freq / factors
-        if not self.yarn:
+        if self.ext_factor == 0:
             return (freq * self.scale).astype(np.float32)
         low = max(0, math.floor(self._yarn_dimension(self.beta_fast)))
         high = min(self.n_rot - 1, math.ceil(self._yarn_dimension(self.beta_slow)))
-        ramp = 1 - np.clip((i - low) / max(0.001, high - low), 0, 1)
+        ramp = self.ext_factor * (1 - np.clip((i - low) / max(0.001, high - low), 0, 1))
         return (freq * self.scale * (1 - ramp) + freq * ramp).astype(np.float32)
 
     @property
     def mscale(self) -> float:
         """What q and k are multiplied by, so that attention stays as sharp (arXiv:2309.00071)."""
-        if not self.yarn:
+        if self.ext_factor == 0:
             return self.attn_factor
         return self.attn_factor * (1 + 0.1 * math.log(1 / self.scale))
 
@@ -162,7 +163,8 @@ def read_rope(keys: Keys, n_rot: int, base: float) -> Rope:
         raise keys.error("rope", f"has base {base}, {n_rot} dimensions, factor {factor}")
     scale = 1.0 if kind == "none" or factor == 0 else 1 / factor
     return Rope(
-        base, n_rot, scale, kind == "yarn" and scale != 1.0,
+        base, n_rot, scale,
+        keys.number("rope.scaling.yarn_ext_factor", float, float(kind == "yarn" and scale != 1.0)),
         keys.number("rope.scaling.original_context_length", int, 0)
         or keys.positive("context_length", most=MAX_CONTEXT),
         keys.number("rope.scaling.yarn_beta_fast", float, 32.0),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _C_WHITE_SPACE = " \t\n\v\f\r"
 _RAW_TEXT = (Kind.UNKNOWN, Kind.CONTROL, Kind.USER_DEFINED)
+_THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -159,6 +160,11 @@ class Tokenizer:
     def is_eog(self, token: int) -> bool:
         """Whether the token ends a generated text."""
         return token in self.eog
+
+    def thinking_tags(self) -> tuple[int, int] | None:
+        """The tokens that begin and end thinking, where the vocabulary has such."""
+        ids = self.vocabulary.ids
+        return next(((ids[a], ids[b]) for a, b in _THINKING if a in ids and b in ids), None)
 
     @functools.cached_property
     def trie(self) -> TokenTrie:
