@@ -8,6 +8,7 @@ from tiny import N_VOCAB, tiny_model
 import llamagraph
 from llamagraph.devices.cpu import CpuDevice
 from llamagraph.errors import FormatError, LlamaGraphError, MemoryLimitError
+from llamagraph.gguf import GGUFFile
 from llamagraph.model import StopText
 
 
@@ -207,3 +208,29 @@ def test_the_file_recommends_parameters(tmp_path):
     with llamagraph.open(path, device=CpuDevice()) as model:
         params = model.generate("hello", top_k=9).params
     assert (params.temp, params.top_k, params.top_p) == (0, 9, 0.95)
+
+
+def test_the_budget_of_thinking_needs_a_vocabulary_that_has_it(model):
+    assert model.tokenizer.thinking_tags() is None
+    assert model.generate("hello", reasoning_budget=3).params.thinking is None
+
+
+@pytest.mark.parametrize("sampling", [{"temp": 0.0}, {"mirostat": 2}])
+def test_warming_up_changes_nothing(model, sampling):
+    prompt, cold = [7] * 60, None
+    for warm in (False, True):
+        answer = model.generate(prompt, limit=9, seed=5, ignore_eos=True, **sampling)
+        if warm:
+            answer.warm_up()
+        tokens = [id for id, _ in answer]
+        cold = cold or tokens
+        assert tokens == cold
+
+
+def test_an_open_file_and_overrides(tmp_path):
+    path = tiny_model(tmp_path / "m.gguf", n_ctx=128)
+    changed = {"{arch}.context_length": 64, "general.name": "mine"}
+    with llamagraph.open(path, device=CpuDevice(), overrides=changed) as model:
+        assert model.runner.n_ctx == 64 and model.file.metadata["general.name"] == "mine"
+    with llamagraph.open(GGUFFile(path), device=CpuDevice()) as model:
+        assert model.runner.n_ctx == 128

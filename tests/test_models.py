@@ -1,5 +1,7 @@
 """Tiny random models of every architecture against a plain forward pass, in every mode."""
 
+import math
+
 import numpy as np
 import pytest
 from plain_forward import PlainModel
@@ -8,6 +10,7 @@ from tiny import ARCHITECTURES, N_VOCAB, tiny_model
 from llamagraph.devices.cpu import CpuDevice
 from llamagraph.execute import EXECUTORS
 from llamagraph.gguf.reader import GGUFFile
+from llamagraph.models.config import Rope
 from llamagraph.runner import Runner
 from llamagraph.sampling import SamplingParams
 
@@ -45,6 +48,29 @@ def test_rope_scaling(tmp_path, arch, scaling, rope_freqs):
     path = tiny_model(tmp_path / "m.gguf", arch, scaling=scaling, rope_freqs=rope_freqs, n_layer=7)
     tokens = np.random.default_rng(2).integers(0, N_VOCAB, 90).tolist()
     assert relative(runner_of(path).logits(tokens), PlainModel(path).logits(tokens)) < 2e-5
+
+
+def test_frequencies_are_scaled_as_published():
+    """Linear: all of them. YaRN: in full behind the last pair of a ramp, not at all before it."""
+    rng = np.random.default_rng(7)
+    for _ in range(200):
+        base, factor = rng.choice([1e4, 5e5, 1e6]), rng.uniform(1, 32)
+        n_rot, trained = int(rng.choice([16, 64, 128])), int(rng.choice([64, 4096, 32768]))
+        fast, slow, share = rng.uniform(8, 64), rng.uniform(0.5, 4), rng.choice([0.0, 0.5, 1.0])
+        rope = Rope(base, n_rot, 1 / factor, share, trained, fast, slow, 1.5)
+
+        def pair_that_turns(times, base=base, n_rot=n_rot, trained=trained):
+            return n_rot * math.log(trained / (times * 2 * math.pi)) / (2 * math.log(base))
+
+        first = max(0, math.floor(pair_that_turns(fast)))
+        last = min(n_rot - 1, math.ceil(pair_that_turns(slow)))
+        for i, found in enumerate(rope.inv_freq().tolist()):
+            kept = share * (1 - min(1, max(0, (i - first) / max(last - first, 0.001))))
+            frequency = base ** (-2 * i / n_rot)
+            expected = frequency * (kept + (1 - kept) / factor)
+            assert found == pytest.approx(expected, rel=1e-6)
+        sharper = 1.5 * (0.1 * math.log(factor) + 1 if share else 1)
+        assert rope.mscale == pytest.approx(sharper)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

@@ -309,6 +309,18 @@ def test_a_second_draw_does_not_follow_from_the_first():
         assert abs(share - 0.5) < 5 * 0.5 / math.sqrt(n / 2)
 
 
+@pytest.mark.parametrize(("sequence", "forced"), [
+    ([1, 2, 8, 3, 4], True), ([1, 8, 3], False), ([8, 3, 4, 9, 5, 6], False), ([3, 4, 5], False),
+    ([8, 1, 9, 8, 2, 3, 4], True), ([], False),
+])
+def test_thinking_ends_with_its_budget(sequence, forced):
+    """Token 8 begins it, 9 ends it; two tokens in between are allowed."""
+    params = SamplingParams(reasoning_budget=2, thinking=(8, 9), temp=0, seed=1)
+    assert params.sampler(CUDA, 10) == "host"
+    logits = np.zeros(10, np.float32)
+    assert HostChain(params).choose(logits, sequence) == (9 if forced else 0)
+
+
 def test_names_and_letters():
     assert read_samplers("top-k; TEMP;typical") == ("top_k", "temperature", "typ_p")
     assert read_letters("edskypmxt") == tuple(SAMPLERS) == SamplingParams().samplers

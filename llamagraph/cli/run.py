@@ -47,7 +47,8 @@ def _print_devices(context: click.Context, _: click.Parameter, wanted: bool) -> 
         context.exit()
 
 
-@click.command(cls=GroupedCommand)
+@click.command(cls=GroupedCommand,
+               context_settings={"help_option_names": ["-h", "--help", "--usage"]})
 @click.argument("prompt", required=False)
 @model_options
 @load_options
