@@ -2,6 +2,7 @@
 
     scripts/gpu-check --self             the device, with three tiny kernels of its own
     scripts/gpu-check --kernels [WORD]   every kernel, or those with WORD in the name
+    scripts/gpu-check --choice           the choice of tokens against the host's
     scripts/gpu-check --steady           one executable over a long life
     scripts/gpu-check --models DIR       all of it, with the models in DIR; at most 8 minutes
 
@@ -21,11 +22,13 @@ def main() -> int:
     )
     parser.add_argument("--self", action="store_true", dest="device", help="the device alone")
     parser.add_argument("--kernels", nargs="?", const="", metavar="WORD", help="kernels alone")
+    parser.add_argument("--choice", action="store_true", help="the choice of tokens alone")
     parser.add_argument("--steady", action="store_true", help="updates and growth alone")
     parser.add_argument("--models", type=Path, metavar="DIR", help="all, with these GGUF files")
     options = parser.parse_args()
-    if not (options.device or options.kernels is not None or options.steady or options.models):
-        parser.error("give --self, --kernels, --steady or --models DIR")
+    if not (options.device or options.kernels is not None or options.choice or options.steady
+            or options.models):
+        parser.error("give --self, --kernels, --choice, --steady or --models DIR")
     report = Report()
     if options.device or options.models:
         from checks import selftest
@@ -35,6 +38,10 @@ def main() -> int:
         from checks import kernels
 
         kernels.run(report, options.kernels or "")
+    if options.choice or options.models:
+        from checks import choice
+
+        choice.run(report)
     if options.steady or options.models:
         from checks import steady
 
