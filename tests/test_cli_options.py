@@ -102,6 +102,8 @@ def test_each_unsupported_option_gets_one_line_with_advice(name):
     (["-ncmoe", "10"], "-ncmoe: llamagraph does not have it: a model runs on one GPU"),
     (["--override-tensor=x=CPU"], "--override-tensor: "),
     (["-ngl", "1"], "-ngl 1: a model of 3 layers cannot be split"),
+    (["-fa", "off"], "-fa off: attention never writes its scores to memory; use on or auto"),
+    (["-lm", "mlock"], "-lm mlock: files are always mapped into memory; use auto or mmap"),
     (["--no-jinja"], "--no-jinja: there are no other templates"),
     (["--device", "CUDA0,CUDA1"], "a model runs on one device"),
 ])
@@ -114,9 +116,9 @@ def test_what_cannot_be_is_one_line(path, arguments, message):
 @pytest.mark.parametrize("arguments", [
     ["--samplers", "top_k;heat"], ["--sampler-seq", "z"], ["--samplers", "top_k", "--sampler-seq",
                                                            "k"],
-    ["--override-kv", "a=b"], ["--override-kv", "a=int:x"], ["-fa", "off"], ["-ngl", "some"],
+    ["--override-kv", "a=b"], ["--override-kv", "a=int:x"], ["-ngl", "some"],
     ["--chat-template-kwargs", "[1]"], ["--chat-template-kwargs", "{"], ["-hff", "x.gguf"],
-    ["--rope-scale", "2", "--rope-freq-scale", "0.5"], ["--json", "--jsonl"], ["-lm", "mlock"],
+    ["--rope-scale", "2", "--rope-freq-scale", "0.5"], ["--json", "--jsonl"],
     ["-sys", "a", "-sysf", "b"], ["--graph-mode", "fast"], ["-rea", "maybe"],
 ])
 def test_wrong_uses_have_exit_code_2(path, arguments):

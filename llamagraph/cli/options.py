@@ -13,6 +13,17 @@ from llamagraph.cli.groups import LineError, OneText, grouped
 MODES = ["stream", "capture", "build", "partial"]
 DEVICE_NAME = re.compile(r"(auto|cpu|cuda)|cuda:?(\d+)", re.IGNORECASE)
 
+def only(*values: str, advice: str) -> Callable[..., str]:
+    """The callback of an option that has one meaning here, whatever llama.cpp's others are."""
+
+    def read(context: click.Context, param: click.Parameter, value: str) -> str:
+        if value not in values:
+            raise LineError(f"{param.opts[0]} {value}: {advice}; use {' or '.join(values)}")
+        return value
+
+    return read
+
+
 show_version = click.version_option(__version__, message=f"llamagraph {__version__}")
 model_options = grouped(
     click.option("-m", "--model", type=click.Path(path_type=Path), metavar="FILE",
@@ -51,7 +62,8 @@ load_options = grouped(
     click.option("--keep", "n_keep", metavar="N", type=click.IntRange(min=-1), default=0,
                  show_default=True,
                  help="First tokens that stay when a context shifts; -1 is the whole prompt."),
-    click.option("-lm", "--load-mode", type=click.Choice(["auto", "mmap"]), default="auto",
+    click.option("-lm", "--load-mode", metavar="[auto|mmap]", default="auto",
+                 callback=only("auto", "mmap", advice="files are always mapped into memory"),
                  help="Files are always mapped into memory."),
     click.option("--check-tensors", is_flag=True,
                  help="Refuse a model with numbers that are not finite; reads all of it first."),
@@ -84,8 +96,9 @@ run_options = grouped(
                  metavar="N", callback=lambda *a: read_layers(a[2]),
                  help="Layers on the GPU: 0 is the CPU; auto, all or all of them the GPU."),
     click.option("-fa", "--flash-attn", is_flag=False, flag_value="on", default="auto",
-                 type=click.Choice(["on", "auto"]), metavar="[on|auto]",
-                 help="Attention is always one kernel; said for llama.cpp's sake."),
+                 metavar="[on|auto]",
+                 callback=only("on", "auto", advice="attention never writes its scores to memory"),
+                 help="Attention is always flash attention."),
     click.option("--warmup/--no-warmup", default=None,
                  help="Run an empty step first, so that timings have no loading of kernels in them "
                       "(default on a GPU)."),

@@ -48,7 +48,7 @@ def _print_devices(context: click.Context, _: click.Parameter, wanted: bool) -> 
 
 
 @click.command(cls=GroupedCommand,
-               context_settings={"help_option_names": ["-h", "--help", "--usage"]})
+               context_settings={"help_option_names": ["--help", "-h", "--usage"]})
 @click.argument("prompt", required=False)
 @model_options
 @load_options
