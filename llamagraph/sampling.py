@@ -66,7 +66,7 @@ SAMPLERS: Mapping[str, Sampler] = {
                                                    p.dynatemp_exp)),
 }
 DEVICE = ("penalties", "top_k", "typ_p", "top_p", "min_p", "temperature")
-GREEDY = {"top_k", "top_p", "min_p", "temperature"}  # the likeliest token survives these
+GREEDY = {"top_n_sigma", "top_k", "top_p", "min_p", "temperature"}  # the likeliest token survives these
 OTHER_NAMES = {"typical": "typ_p", "typical_p": "typ_p", "typ": "typ_p", "nucleus": "top_p",
                "temp": "temperature"}
 ADAPTIVE = "adaptive_p"  # no part of the chain but what draws at its end; its letter is a

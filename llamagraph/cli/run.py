@@ -47,8 +47,7 @@ def _print_devices(context: click.Context, _: click.Parameter, wanted: bool) -> 
         context.exit()
 
 
-@click.command(cls=GroupedCommand,
-               context_settings={"help_option_names": ["--help", "-h", "--usage"]})
+@click.command(cls=GroupedCommand)
 @click.argument("prompt", required=False)
 @model_options
 @load_options
@@ -61,6 +60,7 @@ def _print_devices(context: click.Context, _: click.Parameter, wanted: bool) -> 
 @click.option("--list-devices", is_flag=True, is_eager=True, expose_value=False,
               callback=_print_devices, help="List the devices and exit.")
 @show_version
+@click.help_option("--usage", hidden=True)
 @refuse_unsupported
 @click.pass_context
 def run(context: click.Context, prompt: str | None, **options: Any) -> None:
