@@ -299,6 +299,8 @@ def test_what_stderr_says_is_chosen(path, tmp_path):
     log = tmp_path / "log.txt"
     assert stderr("--log-file", log, "--log-colors", "on").startswith("\x1b[2m")
     assert re.fullmatch(r"\[ prompt: .* t/s \]\n", log.read_text())
+    invoke("-m", tmp_path / "none.gguf", "hello", "--log-file", log)
+    assert re.match(r"Error: .*none\.gguf: ", log.read_text())
     assert "cannot be written" in stderr("--log-file", tmp_path)
 
 

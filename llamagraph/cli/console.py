@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from llamagraph.errors import LlamaGraphError
+
 BAR_AFTER_SECONDS = 0.7
 
 
@@ -59,8 +61,10 @@ class Notes:
     def __enter__(self) -> "Notes":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if self._file:
+            if isinstance(error, LlamaGraphError | click.ClickException):
+                self._file.write(f"Error: {error}\n")
             self._file.close()
 
 
