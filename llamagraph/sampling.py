@@ -12,8 +12,7 @@ import numpy as np
 
 from llamagraph.errors import FormatError, LlamaGraphError
 from llamagraph.kernels import samplers as host
-from llamagraph.kernels.sample import Candidates, device_can, min_p, top_p, typical
-from llamagraph.kernels.samplers import ordered
+from llamagraph.kernels.sample import Candidates, device_can, min_p, ordered, top_p, typical
 from llamagraph.kernels.step import MAX_BIAS, SAMPLER_FLOATS, SAMPLER_INTS
 from llamagraph.program.device import Memory
 from llamagraph.program.launch import Buffer
@@ -66,7 +65,7 @@ SAMPLERS: Mapping[str, Sampler] = {
                                                    p.dynatemp_exp)),
 }
 DEVICE = ("penalties", "top_k", "typ_p", "top_p", "min_p", "temperature")
-GREEDY = {"top_n_sigma", "top_k", "top_p", "min_p", "temperature"}  # the likeliest token survives these
+GREEDY = {"top_n_sigma", "top_k", "top_p", "min_p", "temperature"}  # the likeliest survives them
 OTHER_NAMES = {"typical": "typ_p", "typical_p": "typ_p", "typ": "typ_p", "nucleus": "top_p",
                "temp": "temperature"}
 ADAPTIVE = "adaptive_p"  # no part of the chain but what draws at its end; its letter is a

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from llamagraph.kernels.sample import Candidates, draw, finite, philox
-from llamagraph.kernels.samplers import adaptive, mirostat_2, mirostat_k, ordered
+from llamagraph.kernels.sample import Candidates, draw, finite, ordered, philox
+from llamagraph.kernels.samplers import adaptive, mirostat_2, mirostat_k
 from llamagraph.sampling import BANNED, SAMPLERS, Now, SamplingParams
 
 

@@ -164,7 +164,7 @@ def test_adaptive_prefers_probabilities_near_the_target():
         for i, x in plain(got).items():
             d = abs(probs[i] - target) / 0.3
             assert x == pytest.approx(5 - 10 * d * d / (1 + d), abs=1e-4)
-        assert not got.ranked and samplers.ordered(got).ids.tolist() == [
+        assert not got.ranked and sample.ordered(got).ids.tolist() == [
             i for _, i in sorted((-x, i) for i, x in plain(got).items())
         ]
 
@@ -320,6 +320,17 @@ def test_thinking_ends_with_its_budget(sequence, forced):
     assert params.sampler(CUDA, 10) == "host"
     logits = np.zeros(10, np.float32)
     assert HostChain(params).choose(logits, sequence) == (9 if forced else 0)
+
+
+def test_candidates_are_put_in_order_by_logit_and_then_by_id():
+    for rng, logits in vectors(19):
+        ids, logits = rng.permutation(len(logits)), np.round(logits)  # ties
+        logits[rng.random(len(logits)) < 0.1] *= np.float32(-0.0)
+        k = int(rng.integers(0, len(ids) + 1))
+        found = sample.ordered(Candidates(ids, logits, ranked=False), k)
+        expected = sorted(zip(-logits, ids, strict=True))[: k or None]
+        assert found.ranked and found.ids.tolist() == [int(i) for _, i in expected]
+        assert np.array_equal(found.logits, [-x for x, _ in expected])
 
 
 def test_names_and_letters():

@@ -63,15 +63,27 @@ def finite(logits: np.ndarray) -> np.ndarray:
     return np.fmin(np.fmax(logits, -LARGEST), LARGEST)
 
 
+def ordered(c: Candidates, k: int = 0) -> Candidates:
+    """The k likeliest (all where k <= 0), likeliest first; equal logits in the order of ids.
+
+    Sorts keys of logit and id as a GPU does: several times faster than sorting by two columns.
+    """
+    if not c.ranked:
+        if 0 < k < len(c.ids):
+            bound = np.partition(c.logits, len(c.ids) - k)[len(c.ids) - k]
+            c = c.where(c.logits >= bound)
+        if (np.diff(c.ids) < 0).any():
+            c = c.where(np.argsort(c.ids))
+        bits = (c.logits + np.float32(0)).view(np.uint32)  # -0 equals 0
+        high = np.where(bits >> 31, bits, ~bits & np.uint32(0x7FFFFFFF)).astype(np.uint64)
+        keys = np.sort(high << np.uint64(32) | np.arange(len(c.ids), dtype=np.uint64))
+        c = c.where((keys & np.uint64(0xFFFFFFFF)).astype(np.int64))._replace(ranked=True)
+    return c.where(slice(0, k)) if k > 0 else c
+
+
 def ranked(logits: np.ndarray, k: int) -> Candidates:
-    """The k likeliest tokens (all of them where k <= 0), sorted."""
-    if 0 < k < len(logits):
-        bound = np.partition(logits, len(logits) - k)[len(logits) - k]
-        ids = np.flatnonzero(logits >= bound)
-    else:
-        ids, k = np.arange(len(logits)), len(logits)
-    order = np.lexsort((ids, -logits[ids]))[:k]
-    return Candidates(ids[order], logits[ids[order]])
+    """The k likeliest tokens of a whole vocabulary, as in `ordered`."""
+    return ordered(Candidates(np.arange(len(logits)), logits, ranked=False), k)
 
 
 def penalised(logits: np.ndarray, recent: np.ndarray, repeat: float, presence: float,

@@ -16,18 +16,6 @@ FLOAT_MAX_LOG = float(np.log(np.finfo(np.float32).max))
 Breakers = Mapping[int, Sequence[tuple[int, ...]]]  # a token, and what may have to follow it
 
 
-def ordered(c: Candidates, k: int = 0) -> Candidates:
-    """The k likeliest (all where k <= 0), likeliest first; equal logits in the order of ids."""
-    if not c.ranked:
-        keep = np.arange(len(c.ids))
-        if 0 < k < len(keep):
-            bound = np.partition(c.logits, len(keep) - k)[len(keep) - k]
-            keep = np.flatnonzero(c.logits >= bound)
-        order = keep[np.lexsort((c.ids[keep], -c.logits[keep]))]
-        c = Candidates(c.ids[order], c.logits[order])
-    return c.where(slice(0, k)) if k > 0 else c
-
-
 def by_id(c: Candidates, values: Mapping[int, float]) -> np.ndarray:
     """A number for each candidate, by token id; 0 where there is none."""
     table = np.zeros(1 + max(int(c.ids.max()), *values, 0), np.float32)
