@@ -26,6 +26,7 @@ from llamagraph.text.breakers import sequence_breakers
 from llamagraph.text.gbnf import parse_grammar
 from llamagraph.text.json_schema import schema_to_gbnf
 from llamagraph.text.matcher import Constraint, Matcher
+from llamagraph.text.stops import StopText
 
 
 class Token(NamedTuple):
@@ -67,37 +68,6 @@ class Timings:
         }
 
 
-class StopText:
-    """Cuts text at the first of some strings; what may yet become one is held back."""
-
-    def __init__(self, stops: Sequence[str]):
-        self._stops = [s for s in stops if s]
-        self._held = ""
-        self.stopped = False
-
-    def feed(self, text: str) -> str:
-        """The text that can be shown now."""
-        held = self._held + text
-        found = [i for s in self._stops if (i := held.find(s)) >= 0]
-        if found:
-            self.stopped, self._held = True, ""
-            return held[: min(found)]
-        n = max((self._overlap(held, s) for s in self._stops), default=0)
-        self._held = held[len(held) - n :]
-        return held[: len(held) - n]
-
-    def flush(self) -> str:
-        """What was held back, at the end."""
-        held, self._held = self._held, ""
-        return held
-
-    @staticmethod
-    def _overlap(text: str, stop: str) -> int:
-        """How many characters at the end of text begin the stop string."""
-        return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1)
-                     if text.endswith(stop[:n])), 0)
-
-
 @dataclass
 class Generation:
     """An answer as it grows: iterate for its tokens, read the rest at any time.
@@ -130,7 +100,8 @@ class Generation:
 
     def warm_up(self) -> None:
         """Makes what the answer's steps need before it is iterated, and runs two of them."""
-        runner, constraint = self.model.runner, self.matcher and Constraint(self.matcher)
+        runner = self.model.runner
+        constraint = Constraint(self.matcher) if self.matcher else None
         sampler = self.params.sampler(runner.device.target, runner.n_vocab)
         runner.reset()
         runner.prepare(len(self.prompt_tokens), "host" if constraint else sampler)

@@ -147,7 +147,8 @@ def test_every_option_has_its_names_there(option):
 
 
 def test_text_from_the_environment_stays_whole(path):
-    result = answer(path, "hello", "-n", 3, LLAMAGRAPH_ARG_REVERSE_PROMPT="\nUser: x")
+    result = answer(path, "hello", "-n", 3, "--ignore-eos",
+                    LLAMAGRAPH_ARG_REVERSE_PROMPT="\nUser: x")
     assert result["stop_reason"] == "limit"
 
 

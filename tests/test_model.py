@@ -9,7 +9,7 @@ import llamagraph
 from llamagraph.devices.cpu import CpuDevice
 from llamagraph.errors import FormatError, LlamaGraphError, MemoryLimitError
 from llamagraph.gguf import GGUFFile
-from llamagraph.model import StopText
+from llamagraph.text.stops import StopText
 
 
 @pytest.fixture
