@@ -22,9 +22,10 @@ import numpy as np
 from llamagraph.errors import LlamaGraphError
 from llamagraph.gguf.reader import GGUFFile
 from llamagraph.kernels.probe import read_bandwidth
+from llamagraph.planner import ROW_BUCKETS, prompt_steps
 from llamagraph.program.device import Device
 from llamagraph.program.launch import Work
-from llamagraph.runner import ROW_BUCKETS, Progress, Runner
+from llamagraph.runner import Progress, Runner
 from llamagraph.text.vocabulary import Keys, read_vocabulary
 
 
@@ -63,7 +64,8 @@ class Result:
     it). `bytes_per_token` is what the launches must read and write at least, in the file's types;
     the floor is that over the read bandwidth `read_gb_per_s`, measured in the same run.
     `node_updates` counts the launches that a repetition changed, `prepare_ms` is the making of all
-    graphs that the case needs. `last_token` is what the last step chose, equal in all modes.
+    graphs that the case needs, `l2_persist` the bytes of cache that are set aside for weights.
+    `last_token` is what the last step chose, equal in all modes.
     """
 
     cpu_info: str
@@ -102,6 +104,7 @@ class Result:
     n_launches: int
     prepare_ms: float
     graph_bytes: int
+    l2_persist: int
     last_token: int
 
     @property
@@ -188,21 +191,14 @@ def _repeat(runner: Runner, case: Case, tokens: Sequence[int]) -> int:
     return time.perf_counter_ns() - start
 
 
-def _rows(case: Case) -> Iterator[tuple[int, str]]:
-    """Rows and wanted logits of a case's steps, as the runner's prefill cuts the prompt."""
-    largest = ROW_BUCKETS[-1]
-    for left in range(case.n_prompt, 0, -largest):
-        yield min(left, largest), "none" if left > largest else "last"
-    yield from [(1, "last")] * case.n_gen
-
-
 def _watch(runner: Runner, case: Case, tokens: Sequence[int]) -> list[Step]:
     """The case once more, each step with nothing else queued."""
     _start(runner, case, tokens)
     if case.n_prompt:
         runner.write_tokens(tokens)
     wait, steps = runner.device.queue.wait, []
-    for i, (n_rows, logits) in enumerate(_rows(case)):
+    rows = [*prompt_steps(case.n_prompt), *[(1, "last")] * case.n_gen]
+    for i, (n_rows, logits) in enumerate(rows):
         if i * ROW_BUCKETS[-1] < case.n_prompt:  # later the step before has set it
             runner.device.memory.write(runner.io["n_rows"], [n_rows])
         wait()
@@ -291,6 +287,7 @@ def _facts(file: GGUFFile, runner: Runner) -> dict[str, Any]:
         "model_type": f"{arch} {count} {quant}", "model_size": sizes.total(),
         "model_n_params": n_params, "n_batch": ROW_BUCKETS[-1], "n_ubatch": ROW_BUCKETS[-1],
         "type_k": kv.k.dtype.lower(), "type_v": kv.v.dtype.lower(),
+        "l2_persist": runner.device.target.l2_persist,
     }
 
 

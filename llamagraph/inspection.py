@@ -7,15 +7,14 @@ no device (`inspection_driver.py` asks one), no page (`inspection_page.py` draws
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from llamagraph.errors import DeviceError, LlamaGraphError
+from llamagraph.errors import LlamaGraphError
 from llamagraph.kernels.attention import attention_vars
 from llamagraph.planner import ROW_BUCKETS, Planner, step_key
-from llamagraph.program.deps import dependencies
+from llamagraph.program import deps
 from llamagraph.program.launch import Buffer, Call, Kernel, Launch, Program, StepKey, Work
 
 
@@ -38,7 +37,8 @@ class Node:
     """A launch. `args` by the kernel's parameter names, a buffer as its name; bytes at the depth.
 
     `dependencies` are indices of nodes; `updated_by` the variables whose change re-sends the node;
-    `part` the graph that holds it, None where it is launched by itself.
+    `part` the graph that holds it, None where it is launched by itself; `l2_window` what of its
+    bytes L2 is asked to keep; `priority` is above 0 where it goes before what could run as well.
     """
 
     label: str
@@ -57,6 +57,8 @@ class Node:
     constants: Mapping[str, int | str]
     pdl: bool
     part: int | None
+    l2_window: Mapping[str, Any] | None = None
+    priority: int = 0
     registers: int | None = None
 
     @property
@@ -90,6 +92,7 @@ class Updates:
     labels: tuple[str, ...] = ()
     at: Mapping[int, int] | None = None  # KV length: nodes updated there
     programs: tuple[int, ...] = ()
+    ran: bool = False  # on a device; else only planned
 
 
 @dataclass(frozen=True)
@@ -140,8 +143,16 @@ def parts(launches: Sequence[Launch], mode: str) -> list[int | None]:
 def edges(launches: Sequence[Launch], mode: str) -> list[list[int]]:
     """The launches before each: those that hazards name, or the one before in a stream."""
     if mode == "build":
-        return dependencies(launches)
+        return deps.dependencies(launches)
     return [[i - 1] if i else [] for i in range(len(launches))]
+
+
+def priorities(program: Program, mode: str) -> list[int]:
+    """Which nodes are preferred: only a graph that is built has more than one order."""
+    launches = program.launches
+    if mode != "build":
+        return [0] * len(launches)
+    return deps.priorities(launches, deps.dependencies(launches), program.key.rows)
 
 
 def inspect(planner: Planner, setting: Setting, steps: int = 0, bandwidth: float | None = None,
@@ -152,14 +163,15 @@ def inspect(planner: Planner, setting: Setting, steps: int = 0, bandwidth: float
     not fit the context or any row bucket.
     """
     _check(planner, setting, steps)
-    program = _program(planner, setting, setting.kv_len)
+    program = planned(planner, setting)
     vars = attention_vars(planner.target, setting.kv_len)
     before = edges(program.launches, setting.mode)
     nodes = tuple(
-        replace(_node(launch, vars, setting), dependencies=tuple(b), part=part,
+        replace(_node(launch, vars, setting), dependencies=tuple(b), part=part, priority=priority,
                 registers=(registers or {}).get(launch.kernel))
-        for launch, b, part in zip(program.launches, before,
-                                   parts(program.launches, setting.mode), strict=True)
+        for launch, b, part, priority in zip(
+            program.launches, before, parts(program.launches, setting.mode),
+            priorities(program, setting.mode), strict=True)
     )
     calls = tuple(launch.resolve(vars, place) for launch in program.launches)
     totals = _totals(planner, program, setting, nodes, bandwidth)
@@ -174,8 +186,9 @@ def _check(planner: Planner, setting: Setting, steps: int) -> None:
                               f"take a smaller depth or fewer steps, or raise -c")
 
 
-def _program(planner: Planner, setting: Setting, kv_len: int) -> Program:
-    return planner.plan(step_key(setting.rows, kv_len, "last", setting.sampler))
+def planned(planner: Planner, setting: Setting) -> Program:
+    """The setting's step."""
+    return planner.plan(step_key(setting.rows, setting.kv_len, "last", setting.sampler))
 
 
 def _node(launch: Launch, vars: Mapping[str, int], setting: Setting) -> Node:
@@ -186,7 +199,7 @@ def _node(launch: Launch, vars: Mapping[str, int], setting: Setting) -> Node:
         launch.label, launch.kernel.name, launch.variant, launch.reason, call.grid, call.block,
         call.shared, dict(zip(names, call.args, strict=True)), int(read), int(written), (),
         tuple(sorted(launch.vars())), launch.stable, dict(launch.kernel.constants), launch.pdl,
-        None,
+        None, call.window and call.window._asdict(),
     )
 
 
@@ -217,6 +230,8 @@ def _totals(planner: Planner, program: Program, setting: Setting, nodes: Sequenc
         "bytes_per_token": (read + written) / setting.rows, **floor,
         "scratch_bytes": program.scratch_bytes, "weights_bytes": planner.weights_bytes,
         "kv_bytes": planner.kv.bytes_at(setting.kv_len), "kv_bytes_reserved": planner.kv.n_bytes,
+        "io_bytes": planner.io["counters"].stop, "mapped_bytes": planner.io["candidates"].stop,
+        "l2_persist_bytes": planner.target.l2_persist,
     }
 
 
@@ -265,24 +280,3 @@ def folded(nodes: Sequence[Node]) -> list[Group]:
         found[seen if layer is not None else len(found)] = Group(
             layers, same.nodes if same else group)
     return list(found.values())
-
-
-def registers(planner: Planner, setting: Setting) -> dict[Kernel, int]:
-    """Registers a thread of each kernel of the step, from compiling it; needs NVRTC, no GPU."""
-    from llamagraph.devices.cuda import compiler
-
-    arch = planner.target.name
-    if not planner.target.is_cuda or compiler.nvrtc_version() is None:
-        raise DeviceError(f"registers of {arch}: a GPU's target and NVRTC are needed "
-                          f"(pip install 'llamagraph[cu13]')")
-    units = {k: compiler.Unit(k.source, k.constants)
-             for k in (x.kernel for x in _program(planner, setting, setting.kv_len).launches)}
-    folder = compiler.source_folder()
-
-    def compiled(unit: compiler.Unit) -> dict[str, compiler.Resources]:
-        return compiler.resources(compiler.compile_unit(unit, arch, folder, verbose=True)[1])
-
-    with ThreadPoolExecutor() as pool:
-        distinct = list(dict.fromkeys(units.values()))
-        found = dict(zip(distinct, pool.map(compiled, distinct), strict=True))
-    return {kernel: found[unit][kernel.name].registers for kernel, unit in units.items()}

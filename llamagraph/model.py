@@ -18,6 +18,7 @@ from llamagraph.errors import LlamaGraphError
 from llamagraph.execute import EXECUTORS
 from llamagraph.gguf.hub import default_model
 from llamagraph.gguf.reader import GGUFFile
+from llamagraph.planner import keys_of_rows, usual_keys
 from llamagraph.program.device import Device
 from llamagraph.runner import Runner
 from llamagraph.sampling import BANNED, SamplingParams, file_defaults
@@ -102,12 +103,22 @@ class Generation:
         """Makes what the answer's steps need before it is iterated, and runs two of them."""
         runner = self.model.runner
         constraint = Constraint(self.matcher) if self.matcher else None
-        sampler = self.params.sampler(runner.device.target, runner.n_vocab)
+        self.prepare()
         runner.reset()
-        runner.prepare(len(self.prompt_tokens), "host" if constraint else sampler)
         for _ in runner.generate(self.prompt_tokens[:1], self.params, 2, constraint=constraint):
             pass
         runner.reset()
+
+    def prepare(self, rows: Sequence[int] = ()) -> None:
+        """Makes the programs that the answer will run, or those of so many rows: now, as a part of
+        loading, so that no token waits for them."""
+        start, runner = time.perf_counter(), self.model.runner
+        sampler = runner.sampler(self.params, self.matcher is not None)
+        n_prompt = len(self.prompt_tokens)
+        keys = keys_of_rows(rows, sampler) if rows else usual_keys(n_prompt, sampler,
+                                                                          runner.most_rows)
+        runner.prepare(keys, n_prompt + 1)
+        self.model.load_seconds += time.perf_counter() - start
 
     def _tokens(self) -> Iterator[Token]:
         runner, tokenizer = self.model.runner, self.model.tokenizer
@@ -248,7 +259,8 @@ class Model:
 
 def open(path: str | Path | GGUFFile | None = None, *, device: str | Device | None = None,
          mode: str | None = None, n_ctx: int | None = None, n_threads: int | None = None,
-         offline: bool = False, progress: Callable[[str, int, int], None] | None = None,
+         l2_persist: str = "off", offline: bool = False,
+         progress: Callable[[str, int, int], None] | None = None,
          warn: Callable[[str], None] = lambda _: None, n_ubatch: int = 512,
          overrides: Mapping[str, Any] | None = None) -> Model:
     """Opens a GGUF file (None: the default model, fetched once) on a device.
@@ -256,7 +268,8 @@ def open(path: str | Path | GGUFFile | None = None, *, device: str | Device | No
     `path` may also be an open GGUFFile, which the model then closes. `device` is "auto", "cpu",
     "cuda" or an open device; `mode` one of `llamagraph.execute`'s EXECUTORS; `n_ctx` the longest
     sequence (None: the model's own); `n_ubatch` the most tokens of a prompt that a step reads.
-    `overrides` are metadata in place of the file's. `warn` hears single lines.
+    `overrides` are metadata in place of the file's. With `l2_persist` "auto" a GPU keeps what it
+    can of the weights in its L2 cache. `warn` hears single lines.
     """
     file = path if isinstance(path, GGUFFile) else GGUFFile(
         path if path is not None else default_model(offline, progress), overrides
@@ -264,7 +277,8 @@ def open(path: str | Path | GGUFFile | None = None, *, device: str | Device | No
     opened = None
     try:
         if device is None or isinstance(device, str):
-            device = opened = open_device(device or "auto", n_threads=n_threads, warn=warn)
+            device = opened = open_device(device or "auto", n_threads=n_threads, warn=warn,
+                                          persist=l2_persist == "auto")
         return Model(file, device, mode, n_ctx, progress, warn, n_ubatch)
     except BaseException:
         if opened is not None:

@@ -4,6 +4,8 @@ The one description of where weights, KV and io lie: the runner loads into it an
 inspecting prints them. Knows no device, and no tensor's bytes.
 """
 
+from collections.abc import Iterable, Iterator
+
 from llamagraph import models
 from llamagraph.errors import FormatError, LlamaGraphError
 from llamagraph.gguf.reader import GGUFFile
@@ -38,6 +40,33 @@ def step_key(n_rows: int, kv_len: int, logits: str, sampler: str) -> StepKey:
     return StepKey(row_bucket(n_rows), logits, depth, sampler)
 
 
+def prompt_steps(n_tokens: int, most: int = ROW_BUCKETS[-1]) -> Iterator[tuple[int, str]]:
+    """Rows, at most so many, and wanted logits of the steps that read a prompt."""
+    for left in range(n_tokens, 0, -most):
+        yield min(left, most), "none" if left > most else "last"
+
+
+def usual_keys(n_prompt: int, sampler: str, most: int = ROW_BUCKETS[-1]) -> list[StepKey]:
+    """The programs of a prompt at the start of a sequence, and of the decode step behind it."""
+    keys, n_past = [], 0
+    for n_rows, logits in prompt_steps(n_prompt, most):
+        n_past += n_rows
+        keys.append(step_key(n_rows, n_past, logits, sampler))
+    return list(dict.fromkeys([*keys, step_key(1, n_past + 1, "last", sampler)]))
+
+
+def keys_of_rows(rows: Iterable[int], sampler: str) -> list[StepKey]:
+    """The programs of steps of so many rows; LlamaGraphError where no step has so many."""
+    keys = []
+    for n in rows:
+        if not 1 <= n <= ROW_BUCKETS[-1]:
+            raise LlamaGraphError(f"--graph-prepare {n}: a step has 1 to {ROW_BUCKETS[-1]} rows")
+        if n == ROW_BUCKETS[-1]:  # the only one that more of a prompt may follow
+            keys.append(step_key(n, n, "none", sampler))
+        keys.append(step_key(n, n, "last", sampler))
+    return list(dict.fromkeys(keys))
+
+
 class Planner:
     """A model's config, and its buffers on a target: `weights`, `io` and `kv` for `n_ctx` tokens.
 
@@ -51,10 +80,10 @@ class Planner:
         self.target, self.n_ctx = target, n_ctx or self.config.n_ctx_train
         if not 0 < self.n_ctx <= MAX_CONTEXT:
             raise LlamaGraphError(f"-c {self.n_ctx}: a context has 1 to {MAX_CONTEXT} tokens")
-        self.io = step_io(self.n_ctx)
         kv_type = "F16" if target.is_cuda else "F32"
         self.kv = KVCache(self.config.layers, self.n_ctx, ROW_BUCKETS[-1], kv_type)
         self.n_vocab = self._check_shapes(file)
+        self.io = step_io(self.n_ctx, self.n_vocab)
         self.buffers: dict[str, Buffer] = {}
         self.weights_bytes = 0
         for name, (dtype, shape) in self._stored(file).items():

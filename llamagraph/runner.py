@@ -17,9 +17,9 @@ from llamagraph.execute import EXECUTORS, ExecutorCache
 from llamagraph.gguf.reader import GGUFFile
 from llamagraph.kernels.attention import attention_vars
 from llamagraph.kernels.repack import Tiler
-from llamagraph.planner import FACTORS, LOGIT_ROWS, ROW_BUCKETS, Planner, step_key
+from llamagraph.planner import FACTORS, LOGIT_ROWS, ROW_BUCKETS, Planner, prompt_steps, step_key
 from llamagraph.program.device import Device
-from llamagraph.program.launch import Buffer, StepKey
+from llamagraph.program.launch import Buffer, Program, StepKey
 from llamagraph.sampling import SamplingParams
 from llamagraph.sampling_host import HostChain
 from llamagraph.text.matcher import Constraint
@@ -48,7 +48,7 @@ class Runner:
                  n_ctx: int | None = None, progress: Progress | None = None,
                  warn: Callable[[str], None] = lambda _: None, n_ubatch: int = ROW_BUCKETS[-1]):
         self.device, self.mode, self._warn = device, mode, warn
-        self._most_rows = min(n_ubatch, ROW_BUCKETS[-1])
+        self.most_rows = min(n_ubatch, ROW_BUCKETS[-1])
         planner = Planner(file, device.target, n_ctx)
         self.plan, self.config, self.n_vocab = planner.plan, planner.config, planner.n_vocab
         self.io, self.kv, self.weights = planner.io, planner.kv, planner.weights
@@ -58,16 +58,18 @@ class Runner:
         self._turn = 0  # of an answer; it ends when the sequence is changed from outside
         self._load(file, planner, progress or (lambda *_: None))
         self.executors = ExecutorCache(self._executor)
+        self._planned: dict[StepKey, Program] = {}  # whose executors are about to be made
 
     def _load(self, file: GGUFFile, planner: Planner, progress: Progress) -> None:
         memory, total, scratch = self.device.memory, planner.weights_bytes, planner.scratch_bytes()
         self._check_memory(file, planner.buffers, scratch)
         for arena, n_bytes in (("weights", total), ("kv", self.kv.n_bytes), ("scratch", scratch),
                                ("io", self.io["counters"].stop),
-                               ("mapped", self.io["published"].stop)):
+                               ("mapped", self.io["candidates"].stop)):
             memory.reserve(arena, n_bytes)
         memory.grow("io", 0, self.io["counters"].stop)
         self._published = memory.host_view(self.io["published"])
+        self._candidates = memory.host_view(self.io["candidates"])
         tiler, tables = Tiler(self.device.target), self._rope_tables(file)
         for name, buffer in planner.buffers.items():
             progress("load", buffer.start, total)
@@ -86,7 +88,7 @@ class Runner:
     def _check_memory(self, file: GGUFFile, buffers: dict[str, Buffer], scratch: int) -> None:
         """MemoryLimitError before anything is allocated: a context that was asked for must fit."""
         base = sum(self.device.memory.weight_bytes(b) for b in buffers.values()) + scratch
-        base += self.io["counters"].stop + self.io["published"].n_bytes
+        base += self.io["counters"].stop + self.io["candidates"].stop
         free = self.device.memory.available()
         needed = base + self.kv.bytes_at(self._asked or 1)
         if needed <= free:
@@ -96,20 +98,39 @@ class Runner:
         raise MemoryLimitError(f"{file.path}: {needed / 1e9:.2f} GB of memory are needed, "
                                f"{free / 1e9:.2f} GB are free; {fix}")
 
-    def _executor(self, key: StepKey) -> Any:
-        program = self.plan(key)
+    def _executor(self, key: StepKey, old: Any = None) -> Any:
+        program = self._planned.pop(key, None) or self.plan(key)
         used = self.device.memory.account().get("scratch", 0)
         if program.scratch_bytes > used:
             self.device.memory.grow("scratch", used, program.scratch_bytes)
         vars = attention_vars(self.device.target, self.n_past + 1)
         try:
-            return EXECUTORS[self.mode](self.device, program, vars)
-        except DeviceError as error:
+            return EXECUTORS[self.mode](self.device, program, vars, old)
+        except (DeviceError, MemoryLimitError) as error:
             if self.mode == "stream":
                 raise
             self._warn(f"no graphs: {error}; launching one by one")
             self.mode = "stream"
             return EXECUTORS[self.mode](self.device, program, vars)
+
+    def prepare(self, keys: Sequence[StepKey], kv_len: int = 1) -> None:
+        """Makes the executors of these programs, for steps at about that KV length.
+
+        The kernels of all of them are loaded first, many at once. Of more programs than there is
+        room for the first ones are made.
+        """
+        new = [key for key in keys[: self.executors.limit] if key not in self.executors]
+        self._planned = {key: self.plan(key) for key in new}
+        self.device.queue.load(
+            launch.kernel for program in self._planned.values() for launch in program.launches
+        )
+        now, self.n_past = self.n_past, kv_len - 1
+        try:
+            for key in new:
+                self.executors[key]
+        finally:
+            self.n_past = now
+            self._planned.clear()
 
     def reset(self, n_past: int = 0) -> None:
         """Takes the sequence back to its first `n_past` tokens."""
@@ -142,22 +163,12 @@ class Runner:
         self.n_past = kv_len
         return executor
 
-    def prepare(self, n_tokens: int, sampler: str) -> None:
-        """Makes the executors that a prompt of so many tokens needs."""
-        if n_tokens > self._most_rows:
-            self.executors[step_key(self._most_rows, self._most_rows, "none", sampler)]
-        rest = (n_tokens - 1) % self._most_rows + 1
-        self.executors[step_key(rest, n_tokens, "last", sampler)]
-
     def prefill(self, tokens: Sequence[int], sampler: str = "greedy") -> Any:
         """Reads the tokens in buckets; the next token is chosen after the last."""
         self.write_tokens(tokens)
-        left = len(tokens)
-        while left:
-            n = min(left, self._most_rows)
-            left -= n
+        for n, logits in prompt_steps(len(tokens), self.most_rows):
             self.device.memory.write(self.io["n_rows"], [n])
-            executor = self.step(n, "none" if left else "last", sampler)
+            executor = self.step(n, logits, sampler)
         return executor
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
@@ -183,6 +194,12 @@ class Runner:
                 assert self._published[position] != UNKNOWN, f"no step chose token {position}"
         return published - 1
 
+    def sampler(self, params: SamplingParams, constrained: bool) -> str:
+        """Who chooses a token: the sampler of the StepKey."""
+        if constrained:
+            return "host"
+        return params.sampler(self.device.target, self.n_vocab)
+
     def generate(self, prompt: Sequence[int], params: SamplingParams, limit: int = -1,
                  seen: Callable[[Any], None] | None = None,
                  constraint: Constraint | None = None) -> Iterator[int]:
@@ -193,7 +210,7 @@ class Runner:
         With a `constraint` the host chooses each token, of those that it accepts.
         Raises LlamaGraphError once another answer has begun.
         """
-        sampler = "host" if constraint else params.sampler(self.device.target, self.n_vocab)
+        sampler = self.sampler(params, constraint is not None)
         params.write(self.device.memory, self.io)
         chain = HostChain(params)
         executor = self.prefill(prompt, sampler)
@@ -206,7 +223,7 @@ class Runner:
                 if seen:
                     seen(executor)
                 if sampler == "host":
-                    self._choose(executor, chain, constraint)
+                    self._choose(chain, constraint)
                 last = produced == limit or position >= self.n_ctx
                 if ahead and not last:
                     self.step(1, "last", sampler)
@@ -224,12 +241,13 @@ class Runner:
             if self._turn == turn:
                 self.reset(min(position, self.n_past))
 
-    def _choose(self, executor: Any, chain: HostChain, constraint: Constraint | None) -> None:
-        """Chooses on the host, and gives the token to the next step.
+    def _choose(self, chain: HostChain, constraint: Constraint | None) -> None:
+        """Chooses on the host from what the step has copied, and gives the next one the token.
 
         Most tokens fit a constraint as they are; only where one does not all others are looked at.
         """
-        logits = self.read_logits(executor)[0]
+        self.device.queue.wait()
+        logits = self._candidates
         token = chain.choose(logits, self.sequence)
         if constraint:
             if not constraint.accepts(token):

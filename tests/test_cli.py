@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -183,6 +184,16 @@ def test_json_into_a_pipe_that_closes_ends_quietly(path):
     os.close(read)
     _, err = running.communicate(timeout=60)
     assert running.returncode == 0 and b"Traceback" not in err
+
+
+@pytest.mark.parametrize("prepare, rows", [("auto", "1 1"), ("1,8", "1 8 1"), ("lazy", "1 1")])
+def test_what_is_prepared_is_said(path, prepare, rows):
+    arguments = ("-m", path, "-no-cnv", "h", "-n", "3", "--graph-mode", "build", "-v",
+                 "--graph-prepare", prepare)
+    stderr = invoke(*arguments).stderr
+    made = re.findall(r"program rows=(\d+) .* launches, \d+ nodes, 0 kB, made in [\d.]+ ms", stderr)
+    assert set(made) == set(rows.split()), stderr
+    assert invoke(*arguments[:-1], "often").exit_code == 2
 
 
 def test_logprobs_without_json_is_a_usage_error(path):

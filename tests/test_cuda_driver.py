@@ -69,6 +69,31 @@ def test_a_launch_is_made_ready_once(pdl):
         assert c.attrs[0].value.programmaticStreamSerializationAllowed == 1
 
 
+def test_a_launch_can_ask_l2_to_keep_bytes():
+    function = SimpleNamespace(name="k", handle=driver.cu.CUfunction(77), allow_shared=print)
+    stream = SimpleNamespace(handle=driver.cu.CUstream(5))
+    store = device.pack(PARAMS, (100, 7, 300, 0.5))
+    bound = driver.Prepared(function, stream, (1, 1, 1), 32, 0, True, store, (4096, 512, 0.25))
+    pdl, window = bound.config.attrs
+    assert bound.config.numAttrs == 2 and pdl.id == driver.PDL and window.id == driver.WINDOW
+    asked = window.value.accessPolicyWindow
+    assert (int(asked.base_ptr), asked.num_bytes, asked.hitRatio) == (4096, 512, 0.25)
+    assert asked.hitProp.name.endswith("PERSISTING") and asked.missProp.name.endswith("STREAMING")
+    assert bound.call is driver.cu.cuLaunchKernelEx
+    assert bound.args == (bound.config, bound.function, bound.params, 0)
+
+
+def test_a_copy_is_made_ready_for_a_stream_and_for_a_graph():
+    stream = SimpleNamespace(handle=driver.cu.CUstream(5))
+    bound = driver.PreparedCopy(1 << 40, 1 << 41, 77, stream)
+    assert bound.call is driver.cu.cuMemcpyAsync
+    assert bound.args == (1 << 41, 1 << 40, 77, stream.handle) and not bound.pdl
+    node = bound._node
+    assert (int(node.srcDevice), int(node.dstDevice)) == (1 << 40, 1 << 41)
+    assert (node.WidthInBytes, node.Height, node.Depth) == (77, 1, 1)
+    assert node.srcMemoryType == node.dstMemoryType == driver.cu.CUmemorytype.CU_MEMORYTYPE_UNIFIED
+
+
 def test_the_pointers_lead_to_the_arguments():
     bound, _ = prepared(True)
     addresses = (ctypes.c_uint64 * 4).from_address(bound.params)

@@ -57,14 +57,43 @@ def test_modes_agree_over_a_var_that_changes(path, params):
         assert np.array_equal(other_logits, logits)
 
 
+def on_host(**params):
+    return HostChoice(**{"top_k": 0, "temp": 1.5, **params})
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_host_chooses_the_same_in_every_mode(path, seed):
+    """From the copy that ends the step; all logits and tokens agree over a `Var` that changes."""
+    params = on_host(seed=seed, repeat_penalty=1.1)
+    tokens, logits, _ = run(path, "stream", params=params, n=270 if seed == 0 else 12)
+    for mode in ("capture", "build", "partial"):
+        other_tokens, other_logits, _ = run(path, mode, params=params, n=len(tokens))
+        assert other_tokens == tokens and np.array_equal(other_logits, logits)
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_a_host_step_ends_with_a_copy_of_its_logits(path, rows):
+    runner = Runner(GGUFFile(path), CpuDevice(), "build")
+    runner.write_tokens([1, 2, 3])
+    runner.device.memory.write(runner.io["n_rows"], [min(rows, 3)])
+    executor = runner.step(min(rows, 3), "last", "host")
+    last = executor.program.launches[-1]
+    assert (last.kernel.name, last.label, last.pdl) == ("copy", "candidates", False)
+    copied = runner.device.memory.host_view(runner.io["candidates"])
+    assert np.array_equal(copied, runner.read_logits(executor)[0])
+    for sampler in ("greedy", "chain"):
+        other = runner.plan(StepKey(rows, sampler=sampler))
+        assert not [x for x in other.launches if x.kernel.name == "copy"]
+
+
 def test_a_choice_on_the_host_is_the_devices(path):
     """A GPU ranks at most 128 candidates: with all of them the host chooses, by the same chain."""
     params = SamplingParams(top_k=0, temp=1.5, repeat_penalty=1.2, logit_bias={7: 2.0}, seed=5)
     gpu, cpu = target_named("sm_90a"), target_named("numpy")
     assert params.sampler(gpu, 269) == "host" and params.sampler(cpu, 269) == "chain"
     expected = run(path, "stream", params=params, n=60)[0]
-    on_host = HostChoice(**vars(params))
-    assert all(run(path, mode, params=on_host, n=60)[0] == expected for mode in EXECUTORS)
+    hosts = HostChoice(**vars(params))
+    assert all(run(path, mode, params=hosts, n=60)[0] == expected for mode in EXECUTORS)
 
 
 @pytest.mark.parametrize("mode", EXECUTORS)
@@ -166,8 +195,8 @@ def test_a_third_device_runs_unchanged(path, mode):
 
 
 class Closing:
-    def __init__(self, key, closed):
-        self.key, self.closed = key, closed
+    def __init__(self, key, closed, old=None):
+        self.key, self.closed, self.old = key, closed, old
 
     def close(self):
         self.closed.append(self.key.rows)
@@ -175,12 +204,68 @@ class Closing:
 
 def test_the_cache_is_bounded_and_closes_the_least_recently_used():
     closed = []
-    cache = ExecutorCache(lambda key: Closing(key, closed), limit=2)
+    cache = ExecutorCache(lambda key, old: Closing(key, closed, old), limit=2)
     for rows in (1, 2, 1, 3, 1):
         cache[StepKey(rows=rows)]
     assert closed == [2] and len(cache) == 2 and cache.made == 3
+    assert cache[StepKey(rows=3)].old.key.rows == 2, "it is offered to the new one first"
+    cache.limit = 1
+    assert cache[StepKey(rows=4)].old.key.rows == 3 and closed == [2, 1, 3]
     cache.close()
-    assert sorted(closed) == [1, 2, 3]
+    assert closed == [2, 1, 3, 4]
+
+
+def alternating(path, mode, limit):
+    """Prompts of 20 and of 6 tokens (two row buckets, one topology) by turns, and what was used."""
+    device = CpuDevice()
+    runner = Runner(GGUFFile(path), device, mode)
+    runner.executors.limit = limit
+    logits, graphs = [], []
+    for n in (20, 6, 20, 6):
+        runner.reset()
+        executor = runner.prefill(range(1, n + 1))
+        logits.append(runner.read_logits(executor))
+        graphs.append(list(executor.graphs))
+    return np.concatenate(logits), graphs, runner
+
+
+@pytest.mark.parametrize("mode", ["capture", "build", "partial"])
+def test_one_executable_serves_two_row_buckets_of_equal_topology(path, mode):
+    expected = alternating(path, "stream", 16)[0]
+    logits, graphs, runner = alternating(path, mode, 1)
+    assert np.array_equal(logits, expected)
+    assert graphs[1] == graphs[0] == graphs[2], "updated whole, never made anew"
+    assert runner.executors.made == 4 and len(runner.executors) == 1
+    both = alternating(path, mode, 2)[1]
+    assert both[0] != both[1] and both[2:] == both[:2]
+
+
+@pytest.mark.parametrize("mode", ["capture", "build", "partial"])
+def test_a_refused_update_ends_in_one_new_executable(path, mode):
+    device, asked, closed = CpuDevice(), [], []
+    become, close = device.graphs._become, device.graphs.close
+    runner = Runner(GGUFFile(path), device, mode)
+    device.graphs._become = lambda old, new: (asked.append(old), become(old, new))[1]
+    device.graphs.close = lambda graph: (closed.append(graph), close(graph))[1]
+    runner.executors.limit = 1
+    before = list(runner.executors[StepKey(8)].graphs)
+    asked.clear()
+    after = runner.executors[StepKey(8, "none")].graphs  # without the head
+    assert len(asked) == len(after) and asked[-1] is before[-1] is closed[-1]
+    assert before[-1] not in after and after[:-1] == before[:-1], "parts that are equal go on"
+    assert set(closed) == {before[-1]}
+
+
+def test_a_graph_that_cannot_be_made_leaves_nothing_open(path):
+    device, closed = CpuDevice(), []
+    close = device.graphs.close
+    device.graphs.close = lambda graph: (closed.append(graph), close(graph))[1]
+    runner = Runner(GGUFFile(path), device, "partial")
+    runner.executors.limit = 1
+    before = list(runner.executors[StepKey(8)].graphs)
+    device.graphs.capture = refuse
+    assert runner.executors[StepKey()].graphs == [] and runner.mode == "stream"
+    assert set(before) <= set(closed)
 
 
 def refuse(*_):

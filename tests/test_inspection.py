@@ -22,7 +22,7 @@ from llamagraph.runner import Runner
 
 NODE_KEYS = {"label", "kernel", "variant", "reason", "grid", "block", "shared", "args",
              "bytes_read", "bytes_written", "dependencies", "updated_by", "stable", "constants",
-             "pdl", "part"}
+             "pdl", "part", "l2_window", "priority"}
 
 
 @pytest.fixture(scope="module")

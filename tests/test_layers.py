@@ -8,10 +8,12 @@ import llamagraph
 
 ROOT = pathlib.Path(llamagraph.__file__).parent
 ARROWS = {
-    "cli": {"chat", "bench", "inspection_driver", "inspection_page", "inspection_diff", "model"},
+    "cli": {"chat", "bench", "inspection_driver", "inspection_page", "inspection_diff",
+            "inspection_registers", "model"},
     "chat": {"model", "text"},
     "bench": {"model"},
     "inspection_driver": {"inspection"},
+    "inspection_registers": {"inspection"},
     "inspection_page": {"inspection"},
     "inspection_diff": {"inspection"},
     "inspection": {"model"},

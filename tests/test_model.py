@@ -9,6 +9,8 @@ import llamagraph
 from llamagraph.devices.cpu import CpuDevice
 from llamagraph.errors import FormatError, LlamaGraphError, MemoryLimitError
 from llamagraph.gguf import GGUFFile
+from llamagraph.planner import usual_keys
+from llamagraph.program.launch import StepKey
 from llamagraph.text.stops import StopText
 
 
@@ -234,3 +236,41 @@ def test_an_open_file_and_overrides(tmp_path):
         assert model.runner.n_ctx == 64 and model.file.metadata["general.name"] == "mine"
     with llamagraph.open(GGUFFile(path), device=CpuDevice()) as model:
         assert model.runner.n_ctx == 128
+
+
+def test_programs_are_made_before_the_first_token(tmp_path):
+    file = tiny_model(tmp_path / "m.gguf")
+    with llamagraph.open(file, mode="capture", device=CpuDevice()) as model:
+        answer, runner = model.generate([1] * 20, limit=5, temp=0), model.runner
+        loading = model.load_seconds
+        answer.prepare()
+        made = runner.executors.values()
+        assert [e.program.key for e in made] == usual_keys(20, "greedy")
+        assert model.load_seconds > loading and not runner.sequence
+        tokens = [t.id for t in answer]
+        assert runner.executors.made == 2 and all(e.updates == 0 for e in made)
+        assert tokens == [t.id for t in model.generate([1] * 20, limit=5, temp=0)]
+
+
+def test_programs_of_row_counts(tmp_path):
+    file = tiny_model(tmp_path / "m.gguf")
+    with llamagraph.open(file, mode="build", device=CpuDevice()) as model:
+        model.generate("x").prepare([1, 7, 8, 512])
+        assert [e.program.key for e in model.runner.executors.values()] == [
+            StepKey(1, "last", sampler="chain"), StepKey(8, "last", sampler="chain"),
+            StepKey(512, "none", sampler="chain"), StepKey(512, "last", sampler="chain")]
+        model.generate("x", grammar='root ::= "a"').prepare([1])
+        assert model.runner.executors.values()[-1].program.key.sampler == "host"
+        model.runner.executors.limit = 4
+        model.runner.prepare([StepKey(32), StepKey(1)])
+        assert len(model.runner.executors) == 4
+        with pytest.raises(LlamaGraphError, match="--graph-prepare 513: a step has 1 to 512 rows"):
+            model.generate("x").prepare([513])
+
+
+@pytest.mark.parametrize("n_prompt, rows", [(1, [1]), (5, [8, 1]), (512, [512, 1]),
+                                            (1100, [512, 128, 1])])
+def test_the_usual_programs_are_those_that_prefill_and_decode_take(n_prompt, rows):
+    keys = usual_keys(n_prompt, "chain")
+    assert [k.rows for k in keys] == rows and all(k.sampler == "chain" for k in keys)
+    assert [k.logits for k in keys[:-1]] == ["none"] * (len(rows) - 2) + ["last"] * (len(rows) > 1)

@@ -50,7 +50,7 @@ class ListDevice:
         values = (self.array(a) if isinstance(a, tuple) else a for a in call.args)
         call.kernel.reference(*values, **dict(call.kernel.constants))
 
-    def capture(self, record):
+    def capture(self, record, old=None):
         self.tape = tape = []
         nodes = record()
         self.tape = None

@@ -136,7 +136,8 @@ def _open_file(options: dict[str, Any]) -> Any:
 def _open_device(options: dict[str, Any]) -> Any:
     from llamagraph.devices import open_device
 
-    return open_device(options["device"], n_threads=options["threads"], warn=note)
+    return open_device(options["device"], n_threads=options["threads"],
+                       persist=options["l2_persist"] == "auto", warn=note)
 
 
 def _print(results: Iterator[Any], output: str, bar: ProgressBar) -> None:

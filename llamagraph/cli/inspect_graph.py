@@ -13,7 +13,7 @@ import click
 
 from llamagraph.cli.bench import _open_file
 from llamagraph.cli.console import ProgressBar, note
-from llamagraph.cli.options import MODES, show_version
+from llamagraph.cli.options import MODES, persist_option, show_version
 
 if TYPE_CHECKING:
     from llamagraph.inspection import Group, Inspection, Node, Setting
@@ -33,9 +33,9 @@ SAMPLERS = ["greedy", "chain", "host"]
               help="Longest sequence in tokens; 0 takes the model's own.")
 @click.option("--target", metavar="NAME",
               help="Plan for this architecture, numpy or as in sm_90a (the default); needs no GPU.")
-@click.option("--device", metavar="cuda[:N]",
-              help="Load the model on a GPU, make the graph, and hold what the driver says of it "
-                   "against the plan.")
+@click.option("--device", metavar="NAME",
+              help="Load the model there (cpu, cuda, cuda:1), make the graph, hold what the driver "
+                   "says of it against the plan, and run the --steps.")
 @click.option("--rows", type=click.IntRange(min=1), default=1, show_default=True,
               help="Tokens of the step.")
 @click.option("--depth", type=click.IntRange(min=0), default=0, show_default=True,
@@ -44,8 +44,9 @@ SAMPLERS = ["greedy", "chain", "host"]
               help="Whose graph: build has the edges that the data asks for.")
 @click.option("--sampler", type=click.Choice(SAMPLERS), default="greedy", show_default=True,
               help="How the step chooses a token.")
+@persist_option
 @click.option("--steps", type=click.IntRange(min=0), default=0,
-              help="Count what so many more steps would update.")
+              help="Count what so many more steps update.")
 @click.option("--bandwidth", type=click.FloatRange(min=0, min_open=True), metavar="GB/S",
               help="For the floor of the step's time (4600 for sm_90a).")
 @click.option("--registers", "with_registers", is_flag=True,
@@ -72,8 +73,8 @@ def inspect_graph(**options: Any) -> None:
     setting = Setting(options["rows"], options["depth"], options["mode"], options["sampler"])
     with ExitStack() as opened:
         file = opened.enter_context(_open_file(options))
-        device = _device(options["device"], opened)
-        planner = Planner(file, device.target if device else _target(options["target"]),
+        device = _device(options, opened)
+        planner = Planner(file, device.target if device else _target(options),
                           options["n_ctx"] or None)
         if options["diff"]:
             _compare(planner, setting, options)
@@ -88,29 +89,30 @@ def inspect_graph(**options: Any) -> None:
         _show(inspection, file.path.name, options)
 
 
-def _device(name: str | None, opened: ExitStack) -> Any:
-    if name is None:
+def _device(options: Mapping[str, Any], opened: ExitStack) -> Any:
+    if options["device"] is None:
         return None
     from llamagraph.devices import open_device
 
-    device = open_device(name, warn=note)
+    device = open_device(options["device"], persist=options["l2_persist"] == "auto", warn=note)
     opened.callback(device.close)
     return device
 
 
-def _target(name: str | None) -> Any:
+def _target(options: Mapping[str, Any]) -> Any:
     from llamagraph.program.target import target_named
 
-    return target_named(name or "sm_90a")
+    return target_named(options["target"] or "sm_90a", options["l2_persist"] == "auto")
 
 
 def _inspect(planner: "Planner", setting: "Setting", options: Mapping[str, Any]) -> "Inspection":
     from llamagraph import inspection
+    from llamagraph.inspection_registers import registers
 
     bandwidth = options["bandwidth"] or BANDWIDTHS.get(planner.target.name)
-    registers = inspection.registers(planner, setting) if options["with_registers"] else None
+    counted = registers(planner, setting) if options["with_registers"] else None
     return inspection.inspect(planner, setting, options["steps"],
-                              1e9 * bandwidth if bandwidth else None, registers)
+                              1e9 * bandwidth if bandwidth else None, counted)
 
 
 def _show(inspection: "Inspection", title: str, options: Mapping[str, Any]) -> None:
@@ -155,7 +157,7 @@ def _table(inspection: "Inspection", title: str) -> list[str]:
 
 
 HEADER = ("node", "kernel", "variant", "grid", "block", "shared", "regs", "reads", "writes",
-          "after", "updated by", "reason")
+          "after", "first", "updated by", "reason")
 
 
 def _row(node: "Node", group: "Group", inspection: "Inspection") -> tuple[str, ...]:
@@ -165,7 +167,8 @@ def _row(node: "Node", group: "Group", inspection: "Inspection") -> tuple[str, .
         ("  " if group.layers else "") + node.name, node.kernel, node.variant,
         "x".join(map(str, node.grid)), str(node.block), str(node.shared or ""),
         str(node.registers or ""), _size(node.bytes_read), _size(node.bytes_written),
-        " ".join(dict.fromkeys(after)), " ".join(node.updated_by), node.reason,
+        " ".join(dict.fromkeys(after)), "yes" * node.priority, " ".join(node.updated_by),
+        node.reason,
     )
 
 
@@ -199,16 +202,22 @@ def _totals(inspection: "Inspection") -> list[str]:
         f"reads {_size(t['bytes_read'])}, writes {_size(t['bytes_written'])}: "
         f"{_size(t['bytes_per_token'])} a token{floor}",
         f"memory: weights {_size(t['weights_bytes'])}, KV {_size(t['kv_bytes'])} of "
-        f"{_size(t['kv_bytes_reserved'])} reserved, scratch {_size(t['scratch_bytes'])}",
+        f"{_size(t['kv_bytes_reserved'])} reserved, scratch {_size(t['scratch_bytes'])}, io "
+        f"{_size(t['io_bytes'])}, seen by the host {_size(t['mapped_bytes'])}",
     ]
     if u.steps:
-        lines.append(f"{u.steps} steps: {u.node_updates} node updates")
+        lines.append(f"{u.steps} steps{' run' if u.ran else ''}: {u.node_updates} node updates")
         lines += [f"  at KV length {at}: {n} nodes" for at, n in (u.at or {}).items()]
         lines += [f"  at KV length {at}: another program" for at in u.programs]
         lines += [f"  labels: {' '.join(u.labels)}"] if u.labels else []
     if "driver" in t:
-        lines.append("the driver's graph is as planned: {nodes} nodes, {edges} edges, "
-                     "{graph_bytes} bytes, made in {prepare_ms:.2f} ms".format(**t["driver"]))
+        d = t["driver"]
+        made = ", ".join(f"{name.removesuffix('_ms')} {ms:.2f} ms"
+                         for name, ms in d.items() if name.endswith("_ms"))
+        lines += [f"the device's graph is as planned: {d['nodes']} nodes, {d['edges']} edges "
+                  f"({d['programmatic_edges']} programmatic), {_size(d['graph_bytes'])}; {made}",
+                  "in use: " + ", ".join(f"{name} {_size(n)}"
+                                         for name, n in t["memory_bytes"].items())]
     return lines
 
 

@@ -36,11 +36,15 @@ model_options = grouped(
                  help="Longest sequence in tokens; 0 takes the model's own."),
     title="Model",
 )
+persist_option = click.option(
+    "--l2-persist", type=click.Choice(["off", "auto"]), default="off", show_default=True,
+    help="Let a GPU's L2 cache keep what fits of the weights from one token to the next.")
 place_options = grouped(
     click.option("-dev", "--device", default="auto", show_default=True, metavar="NAME",
                  callback=lambda *a: read_device(a[2]),
                  help="Where to run: auto, cpu, cuda, or cuda:1 for the second GPU."),
     click.option("-t", "--threads", metavar="N", type=click.IntRange(min=1), help="CPU threads."),
+    persist_option,
     title="GPU and graphs",
 )
 device_options = grouped(
@@ -50,6 +54,10 @@ device_options = grouped(
     click.option("--graph-mode", "mode", type=click.Choice(MODES),
                  help="How steps run: launch by launch, or a graph that is captured, built node by "
                       "node, or cut in parts."),
+    click.option("--graph-prepare", "prepare", metavar="auto|lazy|LIST", default="auto",
+                 show_default=True, callback=lambda *a: read_prepare(a[2]),
+                 help="Which programs are made before the first token is computed: those that the "
+                      "prompt needs, none, or those of steps of so many rows, as in 1,8,512."),
     title="GPU and graphs",
 )
 load_options = grouped(
@@ -171,6 +179,15 @@ def metadata_overrides(options: dict[str, Any]) -> dict[str, Any]:
 
 def _unless_negative(value: float) -> float | None:
     return None if value < 0 else value
+
+
+def read_prepare(text: str) -> list[int] | None:
+    """Row counts, none of them for auto; None where programs are made at their first use."""
+    if text in ("auto", "lazy"):
+        return [] if text == "auto" else None
+    if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", text):
+        raise click.BadParameter(f"{text!r} is not auto, lazy or row counts as in 1,8,512")
+    return [int(n) for n in text.split(",")]
 
 
 def chosen_mode(mode: str | None, graph: bool | None) -> str | None:

@@ -113,4 +113,5 @@ def details(model: Any) -> Iterator[str]:
         key = executor.program.key
         yield (f"  program rows={key.rows} logits={key.logits} attention={key.attention} "
                f"sampler={key.sampler}: {len(executor.program.launches)} launches, "
-               f"{executor.updates} updates")
+               f"{executor.n_nodes} nodes, {executor.size() / 1e3:.0f} kB, made in "
+               f"{1e3 * executor.prepare_seconds:.1f} ms, {executor.updates} updates")

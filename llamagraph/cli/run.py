@@ -105,6 +105,7 @@ def _open(options: dict[str, Any], note: Notes) -> Any:
             file, device="cpu" if layers == 0 else options["device"], mode=options["mode"],
             n_ctx=options["n_ctx"] or None, n_threads=options["threads"], progress=bar,
             n_ubatch=min(options["n_ubatch"], options["n_batch"]), warn=note.warn,
+            l2_persist=options["l2_persist"],
         )
     if layers and not model.runner.device.target.is_cuda:
         note.warn(f"-ngl {layers}: there is no GPU; running on the CPU")
@@ -132,6 +133,8 @@ def _answer(model: Any, options: dict[str, Any], note: Notes) -> None:
                             ignore_eos=options["ignore_eos"], logprobs=options["logprobs"],
                             special=options["special"],
                             reasoning_budget=options["reasoning_budget"], **options["sampling"])
+    if options["prepare"] is not None:
+        answer.prepare(options["prepare"])
     is_text = not (options["as_json"] or options["as_jsonl"])
     if options["warmup"] or (options["warmup"] is None and model.runner.device.target.is_cuda):
         answer.warm_up()

@@ -6,21 +6,22 @@ from llamagraph.errors import DeviceError, MemoryLimitError
 from llamagraph.program.device import Device
 
 
-def open_device(name: str = "auto", *, n_threads: int | None = None,
+def open_device(name: str = "auto", *, n_threads: int | None = None, persist: bool = False,
                 warn: Callable[[str], None]) -> Device:
     """The device that `--device` names: auto, cpu, cuda, or cuda:1 for the second GPU.
 
     `auto` takes a GPU that can be used, else says through `warn` in one line why the CPU runs.
-    `n_threads` are the CPU's. Raises DeviceError.
+    `n_threads` are the CPU's; with `persist` a GPU sets L2 cache aside for weights. Raises
+    DeviceError.
     """
     kind, _, ordinal = name.partition(":")
     if kind == "cuda" and (ordinal.isdigit() or name == "cuda"):
-        return _open_cuda(int(ordinal or 0), warn)
+        return _open_cuda(int(ordinal or 0), warn, persist)
     if name not in ("auto", "cpu"):
         raise DeviceError(f"--device {name}: there are auto, cpu, cuda and cuda:N")
     if name == "auto":
         try:
-            return _open_cuda(0, warn)
+            return _open_cuda(0, warn, persist)
         except (DeviceError, MemoryLimitError) as error:
             warn(f"{error}; using the CPU")
     from llamagraph.devices.cpu import CpuDevice
@@ -28,10 +29,10 @@ def open_device(name: str = "auto", *, n_threads: int | None = None,
     return CpuDevice(n_threads=n_threads)
 
 
-def _open_cuda(ordinal: int, warn: Callable[[str], None]) -> Device:
+def _open_cuda(ordinal: int, warn: Callable[[str], None], persist: bool) -> Device:
     from llamagraph.devices.cuda import open_cuda
 
-    return open_cuda(ordinal, warn)
+    return open_cuda(ordinal, warn, persist)
 
 
 def list_devices() -> list[str]:

@@ -8,64 +8,25 @@ Weights are dequantised once to float32.
 import mmap
 import os
 import random
+import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from llamagraph.devices.host import available_memory, idle_cores
 from llamagraph.errors import MemoryLimitError
 from llamagraph.gguf.quants import QUANTS
-from llamagraph.program.device import Repack
+from llamagraph.program.device import GraphNode, Repack
 from llamagraph.program.launch import Buffer, Call, Kernel
 from llamagraph.program.target import Target, target_named
 
 DTYPES = {"F32": "<f4", "F16": "<f2", "I32": "<i4", "U32": "<u4", "I8": "<i1", "U8": "<u1"}
 POISON = 0xFF  # a NaN in every float type
-MOST_THREADS = 8  # of BLAS: a decode step's products are small
-Bound = Callable[[], None]
-
-
-def available_memory() -> int:
-    """Bytes that this process may still take: the machine's, or its control group's if less."""
-    meminfo, group = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
-    if not meminfo.exists():  # a system that does not say: all of its memory
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-    free = int(lines["MemAvailable"].split()[0]) * 1024
-    limit = group / "memory.max"
-    if limit.exists() and (text := limit.read_text().strip()).isdigit():
-        used = int((group / "memory.current").read_text())
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        free = min(free, max(0, int(text) - used + int(stat.get("inactive_file", 0))))
-    return free
-
-
-def running() -> int:
-    """Threads on this machine that run or want to, this one among them."""
-    stat = Path("/proc/stat").read_text()
-    return int(stat.partition("procs_running ")[2].split()[0])
-
-
-def idle_cores(cores: int, running: Callable[[], int] = running) -> int:
-    """How many threads BLAS should have: a core each, and no more than MOST_THREADS.
-
-    Its threads wait for each other without sleeping: one that finds no idle core makes all of them
-    many times slower. Looks several times, for 20 ms in all.
-    """
-    samples = []
-    for _ in range(9):
-        try:
-            samples.append(running())
-        except (OSError, IndexError):  # a system that does not say
-            return 1
-        time.sleep(0.002)
-    others = sorted(samples)[len(samples) // 2] - 1
-    return max(1, min(cores - others, MOST_THREADS))
 
 
 class CpuMemory:
@@ -85,7 +46,7 @@ class CpuMemory:
             raise MemoryLimitError(f"{arena}: {n_bytes / 1e9:.2f} GB of addresses are refused "
                                    f"({error}); use a smaller -c") from None
         self._arenas[arena] = np.frombuffer(pages, np.uint8)
-        self._used[arena] = 0
+        self._used[arena] = n_bytes if arena == "mapped" else 0
 
     def grow(self, arena: str, start: int, stop: int) -> None:
         assert stop <= len(self._arenas[arena]), f"{arena} ends before {stop}"
@@ -128,6 +89,19 @@ class CpuMemory:
         return {**self._used, "weights": sum(w.nbytes for w in self._weights.values())}
 
 
+class Bound(partial[None]):
+    """A call's reference with its arguments: calling it runs it."""
+
+    call: Call
+
+
+def _bytes(value: Any) -> bytes:
+    """An argument in 8 bytes: an array's address, an int32 or a float32."""
+    if isinstance(value, np.ndarray):
+        return struct.pack("<q", value.ctypes.data)
+    return struct.pack("<ixxxx" if isinstance(value, int | np.integer) else "<fxxxx", value)
+
+
 class CpuQueue:
     """Runs a call at once, or adds it to the open capture."""
 
@@ -139,7 +113,12 @@ class CpuQueue:
 
     def bind(self, call: Call) -> Bound:
         args = [self._memory.view(a) if isinstance(a, Buffer) else a for a in call.args]
-        return partial(call.kernel.reference, *args, **dict(call.kernel.constants))
+        bound = Bound(call.kernel.reference, *args, **dict(call.kernel.constants))
+        bound.call = call
+        return bound
+
+    def pack(self, call: Call) -> list[bytes]:
+        return [_bytes(value) for value in self.bind(call).args]
 
     def launch(self, bound: Bound) -> int | None:
         if self.captured is None:
@@ -160,12 +139,17 @@ class CpuQueue:
         return time.perf_counter() - started
 
 
-@dataclass
+@dataclass(eq=False)
 class CpuGraph:
     """Bound calls; with `before`, any order that respects it may run them."""
 
     bound: list[Bound]
     before: Sequence[Sequence[int]] | None = None
+    priority: Sequence[int] | None = None
+
+    def same_as(self, other: "CpuGraph") -> bool:
+        """Whether one could become the other: as many nodes, with the same edges."""
+        return len(self.bound) == len(other.bound) and self.before == other.before
 
 
 def random_order(before: Sequence[Sequence[int]], rng: random.Random) -> list[int]:
@@ -195,16 +179,30 @@ class CpuGraphs:
     def __init__(self, memory: CpuMemory, queue: CpuQueue, seed: int):
         self._memory, self._queue, self._rng = memory, queue, random.Random(seed)
 
-    def capture(self, record: Callable[[], Sequence[int]]) -> tuple[CpuGraph, Sequence[int]]:
+    def capture(self, record: Callable[[], Sequence[int]], old: CpuGraph | None = None
+                ) -> tuple[CpuGraph, Sequence[int]]:
         self._queue.captured = []
         try:
             nodes = record()
-            return CpuGraph(self._queue.captured), nodes
+            return self._become(old, CpuGraph(self._queue.captured)), nodes
         finally:
             self._queue.captured = None
 
-    def build(self, bound: Sequence[Bound], before: Sequence[Sequence[int]]):
-        return CpuGraph(list(bound), before), range(len(bound))
+    def build(self, bound: Sequence[Bound], before: Sequence[Sequence[int]],
+              priority: Sequence[int], old: CpuGraph | None = None
+              ) -> tuple[CpuGraph, Sequence[int]]:
+        graph = CpuGraph(list(bound), before, priority)
+        return self._become(old, graph), range(len(bound))
+
+    def _become(self, old: CpuGraph | None, new: CpuGraph) -> CpuGraph:
+        """The old graph with all that the new one has, or the new one."""
+        if old is None:
+            return new
+        if not old.same_as(new):
+            self.close(old)
+            return new
+        old.bound, old.priority = new.bound, new.priority
+        return old
 
     def update(self, graph: CpuGraph, node: int, bound: Bound) -> None:
         graph.bound[node] = bound
@@ -218,8 +216,25 @@ class CpuGraphs:
         for i in order:
             graph.bound[i]()
 
+    def read_back(self, graph: CpuGraph) -> list[GraphNode]:
+        """What is there now; a copy has no early start behind it, as on a GPU."""
+        before = graph.before or [[i - 1] if i else [] for i in range(len(graph.bound))]
+        priority = graph.priority or [0] * len(graph.bound)
+        return [self._node(graph, i, b, p)
+                for i, (b, p) in enumerate(zip(before, priority, strict=True))]
+
+    def _node(self, graph: CpuGraph, i: int, before: Sequence[int], priority: int) -> GraphNode:
+        bound, call = graph.bound[i], graph.bound[i].call
+        early = len(before) == 1 and call.pdl and graph.bound[before[0]].call.pdl
+        return GraphNode(call.kernel.name, call.grid, call.block, call.shared,
+                         tuple(map(_bytes, bound.args)), tuple((j, early) for j in before),
+                         call.window, priority)
+
     def size(self, graph: CpuGraph) -> int:
         return 0
+
+    def times(self, graph: CpuGraph) -> dict[str, float]:
+        return {}
 
     def close(self, graph: CpuGraph) -> None:
         graph.bound.clear()

@@ -9,18 +9,19 @@ from itertools import groupby
 from typing import Any
 
 from llamagraph.execute.stream import Stream
-from llamagraph.program.deps import dependencies
+from llamagraph.program.deps import dependencies, priorities
 
 
 class Captured(Stream):
     """The stream executor's launches, captured once and replayed."""
 
-    def _prepare(self) -> None:
-        self._graph, self._nodes = self._make()
+    def _prepare(self, old: Sequence[Any]) -> None:
+        self._graph, self._nodes = self._make(*old)
+        self.graphs.append(self._graph)
         self.n_nodes = len(self._nodes)
 
-    def _make(self) -> tuple[Any, Sequence[Any]]:
-        return self.device.graphs.capture(self._launch_all)
+    def _make(self, old: Any = None) -> tuple[Any, Sequence[Any]]:
+        return self.device.graphs.capture(self._launch_all, old)
 
     def run(self, vars: Mapping[str, int]) -> list[int]:
         changed = self._changed(vars)
@@ -29,35 +30,34 @@ class Captured(Stream):
         self.device.graphs.replay(self._graph)
         return changed
 
-    def size(self) -> int:
-        return self.device.graphs.size(self._graph)
-
-    def close(self) -> None:
-        self.device.queue.wait()
-        self.device.graphs.close(self._graph)
-
 
 class Built(Captured):
-    """One node a launch, with the edges that hazards ask for and no others."""
+    """One node a launch, with the edges that hazards ask for and no others.
 
-    def _make(self) -> tuple[Any, Sequence[Any]]:
-        return self.device.graphs.build(self._bound, dependencies(self.program.launches))
+    Where launches may run side by side, those on the longest path are preferred.
+    """
+
+    def _make(self, old: Any = None) -> tuple[Any, Sequence[Any]]:
+        before = dependencies(self.program.launches)
+        priority = priorities(self.program.launches, before, self.program.key.rows)
+        return self.device.graphs.build(self._bound, before, priority, old)
 
 
 class Partial(Stream):
     """Stable runs of launches as graphs; the unstable ones between them are streamed."""
 
-    def _prepare(self) -> None:
-        launches = self.program.launches
+    def _prepare(self, old: Sequence[Any]) -> None:
+        launches, spare = self.program.launches, iter(old)
         runs = groupby(range(len(launches)), key=lambda i: launches[i].stable)
-        self._parts = [(list(run), self._capture(run) if stable else None)
+        self._parts = [(list(run), self._capture(run, next(spare, None)) if stable else None)
                        for stable, run in ((s, list(r)) for s, r in runs)]
         self.n_nodes = sum(len(c[1]) for _, c in self._parts if c)
 
-    def _capture(self, run: Sequence[int]) -> tuple[Any, dict[int, Any]]:
+    def _capture(self, run: Sequence[int], old: Any) -> tuple[Any, dict[int, Any]]:
         graph, nodes = self.device.graphs.capture(
-            lambda: [self.device.queue.launch(self._bound[i]) for i in run]
+            lambda: [self.device.queue.launch(self._bound[i]) for i in run], old
         )
+        self.graphs.append(graph)
         return graph, dict(zip(run, nodes, strict=True))
 
     def run(self, vars: Mapping[str, int]) -> list[int]:
@@ -73,12 +73,3 @@ class Partial(Stream):
                     self.device.graphs.update(graph, nodes[i], self._bound[i])
             self.device.graphs.replay(graph)
         return changed
-
-    def size(self) -> int:
-        return sum(self.device.graphs.size(c[0]) for _, c in self._parts if c)
-
-    def close(self) -> None:
-        self.device.queue.wait()
-        for _, captured in self._parts:
-            if captured:
-                self.device.graphs.close(captured[0])

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from llamagraph.kernels.copy import copy_launch
 from llamagraph.kernels.linear import linear, norm_linear
 from llamagraph.kernels.norm import norm, norm_last
 from llamagraph.kernels.sample import choose
@@ -52,5 +53,8 @@ def head(tape: Tape, hidden: Buffer, output_norm: Weights, output: Weights, eps:
     tape.output("logits", logits)
     if one_row and tape.key.sampler != "host":
         choose(tape, logits)
-    else:
-        end_step(tape)
+        return
+    end_step(tape)
+    if one_row:
+        copy_launch(tape, logits, tape.io["candidates"], label="candidates",
+                    reason="the host chooses the token")

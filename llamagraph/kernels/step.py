@@ -18,11 +18,12 @@ MAX_BIAS = 1024  # entries of a logit bias
 N_COUNTERS = 4096  # zero between launches; a kernel that counts leaves them at zero
 
 
-def step_io(n_ctx: int) -> dict[str, Buffer]:
+def step_io(n_ctx: int, n_vocab: int = 0) -> dict[str, Buffer]:
     """The buffers of the `io` arena for sequences of up to `n_ctx` tokens.
 
-    `published` lies in the `mapped` arena, which the host can read while steps run: a chosen token
-    appears there at its position, as its id + 1.
+    `published` and `candidates` lie in the `mapped` arena, which the host can read: a chosen token
+    appears in the one at its position, as its id + 1, while steps run; the other has the logits of
+    a step whose token the host chooses, once the step is done (n_vocab 0: no step does that).
     """
     shapes = {
         "pos": ("I32", 1),  # of the step's first row
@@ -39,7 +40,9 @@ def step_io(n_ctx: int) -> dict[str, Buffer]:
     for name, (dtype, length) in shapes.items():
         buffers[name] = dense(name, "io", offset, (length,), dtype)
         offset = -(-buffers[name].stop // ALIGNMENT) * ALIGNMENT
-    buffers["published"] = dense("published", "mapped", 0, (n_ctx + 1,), "I32")
+    published = buffers["published"] = dense("published", "mapped", 0, (n_ctx + 1,), "I32")
+    start = -(-published.stop // ALIGNMENT) * ALIGNMENT
+    buffers["candidates"] = dense("candidates", "mapped", start, (n_vocab,))
     return buffers
 
 

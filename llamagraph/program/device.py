@@ -1,6 +1,7 @@
 """What a device is: three objects and a target. Every executor and the runner see only this."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from llamagraph.program.launch import Buffer, Call, Kernel, Launch
@@ -62,6 +63,9 @@ class Queue(Protocol):
     def bind(self, call: Call) -> Any:
         """The call made ready: its kernel loaded, its arguments packed."""
 
+    def pack(self, call: Call) -> Sequence[bytes]:
+        """The call's arguments as `Graphs.read_back` tells them, 8 bytes each."""
+
     def launch(self, bound: Any) -> Any:
         """Queues a bound call; inside a capture returns its node."""
 
@@ -72,14 +76,40 @@ class Queue(Protocol):
         """Seconds that the device takes for what `work` queues."""
 
 
+@dataclass(frozen=True)
+class GraphNode:
+    """A node as a device's graph has it. `params`: each argument's bytes; `after`: the nodes
+    before it, by index, with True where it may start early; `window` as in a `Call`; `registers`
+    are a thread's, 0 where a kernel has none."""
+
+    function: str
+    grid: tuple[int, int, int]
+    block: int
+    shared: int
+    params: tuple[bytes, ...]
+    after: tuple[tuple[int, bool], ...]
+    window: tuple[Any, int, float] | None = None
+    priority: int = 0
+    registers: int = 0
+
+
 class Graphs(Protocol):
-    """Executables made of bound calls."""
+    """Executables made of bound calls.
 
-    def capture(self, record: Callable[[], Sequence[Any]]) -> tuple[Any, Sequence[Any]]:
-        """Runs `record` in a capture: the executable, and the nodes that it returned."""
+    `old`, given to what makes one, is an executable that nobody needs any more: it becomes the new
+    one, updated whole, where its nodes and edges are the same, and is closed where they are not.
+    """
 
-    def build(self, bound: Sequence[Any], before: Sequence[Sequence[int]]) -> tuple[Any, Any]:
-        """One node a bound call, an edge from each of `before[i]` to i: executable and nodes."""
+    def capture(self, record: Callable[[], Sequence[Any]], old: Any = None
+                ) -> tuple[Any, Sequence[Any]]:
+        """Runs `record` in a capture: the executable, and a node for each that it returned."""
+
+    def build(self, bound: Sequence[Any], before: Sequence[Sequence[int]],
+              priority: Sequence[int], old: Any = None) -> tuple[Any, Sequence[Any]]:
+        """One node a bound call, an edge from each of `before[i]` to i: executable and nodes.
+
+        Of nodes that could run, those with the higher `priority` are first.
+        """
 
     def update(self, graph: Any, node: Any, bound: Any) -> None:
         """Lets a node launch another bound call of the same kernel from the next replay on."""
@@ -87,11 +117,17 @@ class Graphs(Protocol):
     def replay(self, graph: Any) -> None:
         """Queues the executable."""
 
+    def read_back(self, graph: Any) -> Sequence[GraphNode]:
+        """The nodes that it was made with, in their order; single updates do not show."""
+
     def size(self, graph: Any) -> int:
         """Bytes that the executable takes, as far as they are known."""
 
+    def times(self, graph: Any) -> Mapping[str, float]:
+        """Seconds that the steps of making it took, by name."""
+
     def close(self, graph: Any) -> None:
-        """Frees the executable once it is idle."""
+        """Frees the executable once it is idle; again it does nothing."""
 
 
 class Device(Protocol):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, NamedTuple
 
+COPY = "copy"  # the kernel that every device has by itself: (source, target, n_bytes)
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "I8": 1, "U8": 1}
 
 
@@ -95,6 +96,17 @@ class Work(NamedTuple):
     kv_len: int = 1
 
 
+class Window(NamedTuple):
+    """A range that the L2 cache is asked to keep a share of, from one step to the next.
+
+    `where` is a buffer, in a `Call` its address.
+    """
+
+    where: Any
+    n_bytes: int
+    hit_ratio: float
+
+
 class Traffic(NamedTuple):
     """Bytes that a launch must read and write at least."""
 
@@ -105,6 +117,8 @@ class Traffic(NamedTuple):
 @dataclass(frozen=True)
 class Kernel:
     """An entry point of `csrc/`, with its meaning in numpy.
+
+    Without a source it is numpy's alone, or, with the name COPY, what every device does by itself.
 
     `reference` has the kernel's parameters, in order; its keyword-only parameters are the
     compile-time constants (`-DNAME=value`). `geometry(target, *args, **constants)` places the
@@ -176,6 +190,7 @@ class Call:
     shared: int
     args: tuple[Any, ...]
     pdl: bool = False
+    window: Window | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,6 +209,7 @@ class Launch:
     reason: str = ""
     stable: bool = True
     pdl: bool = False
+    window: Window | None = None
 
     def resolve(self, vars: Mapping[str, int], address: Callable[[Buffer], Any]) -> Call:
         """The one place where names become values; `address` decides what a buffer becomes."""
@@ -205,8 +221,10 @@ class Launch:
 
         x, y, z = (fill(n) for n in self.geometry.grid)
         args = tuple(fill(a) for a in self.args)
+        window = self.window and self.window._replace(where=address(self.window.where))
         return Call(
-            self.kernel, (x, y, z), self.geometry.block, self.geometry.shared, args, self.pdl
+            self.kernel, (x, y, z), self.geometry.block, self.geometry.shared, args, self.pdl,
+            window,
         )
 
     def vars(self) -> set[str]:

@@ -48,14 +48,12 @@ def place(
     launches: Sequence[Launch], outputs: Mapping[str, Buffer]
 ) -> tuple[list[Launch], dict[str, Buffer], int]:
     """The launches and outputs over placed scratch, and the scratch bytes that they need."""
-    placed = offsets(lifetimes(launches, list(outputs.values())))
-
-    def move(value):
-        return value.at(placed[value]) if value in placed else value
-
+    placed = {buffer: buffer.at(offset) for buffer, offset
+              in offsets(lifetimes(launches, list(outputs.values()))).items()}
     moved = [
-        replace(launch, args=tuple(move(a) if isinstance(a, Buffer) else a for a in launch.args))
+        replace(launch, args=tuple(placed.get(a, a) if isinstance(a, Buffer) else a
+                                   for a in launch.args))
         for launch in launches
     ]
-    n_bytes = max((offset + buffer.n_bytes for buffer, offset in placed.items()), default=0)
-    return moved, {name: move(b) for name, b in outputs.items()}, n_bytes
+    n_bytes = max((buffer.stop for buffer in placed.values()), default=0)
+    return moved, {name: placed[b] for name, b in outputs.items()}, n_bytes

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from llamagraph.program.launch import (
+    COPY,
     Buffer,
     Geometry,
     Kernel,
@@ -13,6 +14,7 @@ from llamagraph.program.launch import (
     Value,
     dense,
 )
+from llamagraph.program.persist import persistent
 from llamagraph.program.plan import ALIGNMENT, place
 from llamagraph.program.target import Target
 
@@ -60,10 +62,11 @@ class Tape:
         self._launches.append(
             Launch(
                 kernel, geometry, args, self._scope + label, variant, reason, stable,
-                self.target.pdl,
+                self.target.pdl and kernel.name != COPY,
             )
         )
 
     def program(self) -> Program:
         launches, outputs, n_bytes = place(self._launches, self._outputs)
+        launches = persistent(launches, self.key, self.target)
         return Program(tuple(launches), self.key, self.target, n_bytes, outputs)

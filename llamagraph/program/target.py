@@ -12,6 +12,8 @@ class Target:
     `shared_per_block` in bytes, as the opt-in limit of one block. `pdl`: programmatic dependent
     launch (sm_90 and later). numpy has no multiprocessors. `tuning` holds what was measured on this
     machine (`scripts/tune`): a matrix, by `kernels.gemv.matrix_key`, with its TEAMS and SPLIT.
+    `l2_persist` bytes of the L2 cache are set aside for what launches ask it to keep, of ranges of
+    up to `l2_window` bytes; 0 where nothing is.
     """
 
     name: str
@@ -19,6 +21,8 @@ class Target:
     shared_per_block: int = 0
     pdl: bool = False
     tuning: tuple[tuple[str, int, int], ...] = ()
+    l2_persist: int = 0
+    l2_window: int = 0
 
     @property
     def is_cuda(self) -> bool:
@@ -27,6 +31,10 @@ class Target:
     def with_sm(self, n_sm: int, shared_per_block: int) -> "Target":
         """This architecture with the counts of a real device."""
         return replace(self, n_sm=n_sm, shared_per_block=shared_per_block)
+
+    def persisting(self, l2_persist: int, l2_window: int) -> "Target":
+        """This target with so much of its L2 cache set aside."""
+        return replace(self, l2_persist=l2_persist, l2_window=l2_window)
 
 
 # Shared memory limits: CUDA C++ Programming Guide, table of technical specifications per compute
@@ -45,9 +53,20 @@ TARGETS = {
     )
 }
 
+# Bytes of L2 that may be set aside, and the longest range: as an A100 (40 MB) and an H200 (60 MB)
+# answer CU_DEVICE_ATTRIBUTE_MAX_PERSISTING_L2_CACHE_SIZE and ..._MAX_ACCESS_POLICY_WINDOW_SIZE.
+L2_PERSIST = {"sm_80": 30 << 20, "sm_90a": 39_321_600}
+L2_WINDOW = 134_213_632
 
-def target_named(name: str) -> Target:
-    """The target of that name; LlamaGraphError names the known ones."""
+
+def target_named(name: str, persist: bool = False) -> Target:
+    """The target of that name; LlamaGraphError names the known ones.
+
+    With `persist` L2 is set aside, as far as a usual card of the architecture is known.
+    """
     if name not in TARGETS:
         raise LlamaGraphError(f"unknown target {name!r}; there are {', '.join(TARGETS)}")
-    return TARGETS[name]
+    target = TARGETS[name]
+    if persist and name in L2_PERSIST:
+        return target.persisting(L2_PERSIST[name], L2_WINDOW)
+    return target

@@ -4,6 +4,7 @@
     scripts/gpu-check --kernels [WORD]   every kernel, or those with WORD in the name
     scripts/gpu-check --choice           the choice of tokens against the host's
     scripts/gpu-check --steady           one executable over a long life
+    scripts/gpu-check --graphs           graphs against their plans, made, updated and kept
     scripts/gpu-check --models DIR       all of it, with the models in DIR; at most 8 minutes
 
 Needs no network. Golden data is looked for in $LLAMAGRAPH_GOLDEN. Ends in one table; the exit code
@@ -24,11 +25,12 @@ def main() -> int:
     parser.add_argument("--kernels", nargs="?", const="", metavar="WORD", help="kernels alone")
     parser.add_argument("--choice", action="store_true", help="the choice of tokens alone")
     parser.add_argument("--steady", action="store_true", help="updates and growth alone")
+    parser.add_argument("--graphs", action="store_true", help="graphs as wholes alone")
     parser.add_argument("--models", type=Path, metavar="DIR", help="all, with these GGUF files")
     options = parser.parse_args()
     if not (options.device or options.kernels is not None or options.choice or options.steady
-            or options.models):
-        parser.error("give --self, --kernels, --choice, --steady or --models DIR")
+            or options.graphs or options.models):
+        parser.error("give --self, --kernels, --choice, --steady, --graphs or --models DIR")
     report = Report()
     if options.device or options.models:
         from checks import selftest
@@ -46,6 +48,10 @@ def main() -> int:
         from checks import steady
 
         steady.run(report)
+    if options.graphs or options.models:
+        from checks import graphs
+
+        graphs.run(report)
     if options.models:
         from checks import parity
 

@@ -138,5 +138,6 @@ def instances(target: Target, files: list[Path]) -> dict[Kernel, int]:
             launches += planned(target, file)
     found: dict[Kernel, int] = {}
     for launch in launches:
-        found[launch.kernel] = max(found.get(launch.kernel, 0), launch.geometry.shared)
+        if launch.kernel.source:  # a copy is the driver's own
+            found[launch.kernel] = max(found.get(launch.kernel, 0), launch.geometry.shared)
     return found

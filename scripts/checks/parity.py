@@ -10,6 +10,7 @@ import time
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,7 @@ DEPTHS = (1, 2, 255, 256, 257, 511, 512, 513, 4095, 4096, 4097)
 N_CTX = 8192
 SEEDS = range(5)
 GREEDY = SamplingParams(temp=0, seed=0)
+ON_HOST = {"top_k": 0}  # all candidates: no GPU's sampler ranks so many
 GOLDEN = {
     "SmolLM2-135M-Instruct.Q4_1.gguf": "smollm2-135m-q4_1.json",
     "gemma-3-270m-q4_k_m.gguf": "gemma3-270m-q4_k_m.json",
@@ -34,10 +36,12 @@ N_PROMPTS, SETTLED = 500, 40  # device memory must not change after the first SE
 
 @dataclass
 class Outcome:
-    """What a mode gave: logits at each depth, and texts as token ids."""
+    """What a mode gave: logits at each depth, and texts as token ids, drawn by the GPU and by the
+    host."""
 
     logits: dict[str, np.ndarray] = field(default_factory=dict)
     texts: list[list[int]] = field(default_factory=list)
+    host_texts: list[list[int]] = field(default_factory=list)
 
 
 def open_runner(path: Path, mode: str, n_ctx: int) -> Runner:
@@ -55,6 +59,23 @@ def logits_at(runner: Runner, depth: int) -> dict[str, np.ndarray]:
     found = {f"prompt of {depth}": runner.read_logits(
         runner.prefill(random_tokens(runner, depth)))}
     found[f"decode at {depth + 1}"] = runner.read_logits(runner.step(1, "last", "greedy"))
+    return found | host_logits_at(runner, depth)
+
+
+def host_logits_at(runner: Runner, depth: int) -> dict[str, np.ndarray]:
+    """The same of steps that leave the choice to the host: what it finds in its own memory."""
+    copied = runner.device.memory.host_view(runner.io["candidates"])
+
+    def candidates(executor: Any) -> np.ndarray:
+        runner.device.queue.wait()
+        assert np.array_equal(runner.read_logits(executor)[0], copied), "the copy differs"
+        return copied.copy()
+
+    runner.reset()
+    found = {f"prompt of {depth}, host": candidates(
+        runner.prefill(random_tokens(runner, depth), "host"))}
+    runner.device.memory.write(runner.io["tokens"], [int(copied.argmax())], runner.n_past)
+    found[f"decode at {depth + 1}, host"] = candidates(runner.step(1, "last", "host"))
     return found
 
 
@@ -68,6 +89,10 @@ def outcome(runner: Runner) -> Outcome:
         runner.reset()
         prompt = random_tokens(runner, 20, seed)
         found.texts.append(list(runner.generate(prompt, SamplingParams(seed=seed), 48)))
+        runner.reset()
+        params = SamplingParams(seed=seed, **ON_HOST)
+        assert params.sampler(runner.device.target, runner.n_vocab) == "host"
+        found.host_texts.append(list(runner.generate(prompt, params, 48)))
     return found
 
 
@@ -78,6 +103,8 @@ def compare(report: Report, area: str, mode: str, streamed: Outcome, other: Outc
                    finite and np.array_equal(logits, other.logits[name]),
                    "" if finite else "logits are not finite")
     report.add(area, f"sampled texts equal for five seeds, {mode}", streamed.texts == other.texts)
+    report.add(area, f"the host's choices equal for five seeds, {mode}",
+               streamed.host_texts == other.host_texts)
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

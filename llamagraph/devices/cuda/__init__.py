@@ -74,8 +74,11 @@ def describe_gpus() -> list[str]:
     ]
 
 
-def open_cuda(ordinal: int, warn: Callable[[str], None]) -> Any:
-    """The device of a GPU; DeviceError, in one line, says what it lacks."""
+def open_cuda(ordinal: int, warn: Callable[[str], None], persist: bool = False) -> Any:
+    """The device of a GPU; DeviceError, in one line, says what it lacks.
+
+    `persist`: see `CudaDevice`.
+    """
     gpus = find_gpus()
     if ordinal >= len(gpus):
         raise DeviceError(f"--device cuda:{ordinal}: there are {len(gpus)} GPUs, counted from 0")
@@ -95,4 +98,4 @@ def open_cuda(ordinal: int, warn: Callable[[str], None]) -> Any:
         raise DeviceError(
             f"NVRTC, which compiles the GPU's kernels, is missing: {install_command(version)}"
         )
-    return CudaDevice(gpu, compiler, warn, read_tuning(tuning_file(gpu.name), warn))
+    return CudaDevice(gpu, compiler, warn, read_tuning(tuning_file(gpu.name), warn), persist)

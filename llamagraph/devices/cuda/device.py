@@ -3,6 +3,7 @@
 Knows launches, not what they compute. Nothing is allocated, loaded or waited for in a capture.
 """
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -15,10 +16,12 @@ from llamagraph.devices.cuda.compiler import Compiler, Unit
 from llamagraph.devices.cuda.memory import CudaMemory
 from llamagraph.devices.cuda.tuning import Tuning
 from llamagraph.errors import LlamaGraphError
-from llamagraph.program.launch import Call, Kernel, Param
+from llamagraph.program.device import GraphNode
+from llamagraph.program.launch import COPY, Call, Kernel, Param
 from llamagraph.program.target import TARGETS, Target
 
 FEW_UNITS = 2  # that compile in less than a second: nothing is said
+Bound = driver.Prepared | driver.PreparedCopy
 
 
 def pack(params: Sequence[Param], args: Sequence[Any]) -> np.ndarray:
@@ -49,7 +52,7 @@ class Kernels:
 
     def load(self, kernels: Iterable[Kernel]) -> None:
         """Compiles and loads all that is not there yet, side by side."""
-        wanted = dict.fromkeys(Unit(k.source, k.constants) for k in kernels)
+        wanted = dict.fromkeys(Unit(k.source, k.constants) for k in kernels if k.source)
         new = [unit for unit in wanted if unit not in self._modules]
         if len(missing := self.compiler.missing(new)) > FEW_UNITS:
             self._warn(f"compiling {len(missing)} kernel files for {self.compiler.arch}, once")
@@ -73,29 +76,37 @@ class CudaQueue:
 
     ahead = True
 
-    def __init__(self, kernels: Kernels, stream: driver.Stream):
-        self._kernels, self._stream = kernels, stream
+    def __init__(self, kernels: Kernels, stream: driver.Stream, set_aside: driver.SetAside):
+        self._kernels, self._stream, self._set_aside = kernels, stream, set_aside
         self._start, self._stop = driver.Event(), driver.Event()
         self.capturing = False
 
     def load(self, kernels: Iterable[Kernel]) -> None:
         self._kernels.load(kernels)
 
-    def bind(self, call: Call) -> driver.Prepared:
+    def bind(self, call: Call) -> Bound:
+        if call.kernel.name == COPY:
+            source, target, n_bytes = call.args
+            return driver.PreparedCopy(source, target, n_bytes, self._stream)
         function = self._kernels.function(call.kernel)
+        if call.window:
+            self._set_aside.open()
         return driver.Prepared(function, self._stream, call.grid, call.block, call.shared,
-                               call.pdl, pack(call.kernel.params, call.args))
+                               call.pdl, pack(call.kernel.params, call.args), call.window)
 
-    def launch(self, bound: driver.Prepared) -> Any:
+    def pack(self, call: Call) -> list[bytes]:
+        return [value.tobytes() for value in pack(call.kernel.params, call.args)]
+
+    def launch(self, bound: Bound) -> Any:
         # Every token comes through here several hundred times: the call and one test.
-        code = driver.launch_kernel(bound.config, bound.function, bound.params, 0)[0]
+        code = bound.call(*bound.args)[0]
         if code or self.capturing:
             return self._launched(bound, code)
         return None
 
-    def _launched(self, bound: driver.Prepared, code: Any) -> Any:
+    def _launched(self, bound: Bound, code: Any) -> Any:
         if code:
-            raise driver.failure("cuLaunchKernelEx", code, f"launching {bound.name}")
+            raise driver.failure(bound.call.__name__, code, f"launching {bound.name}")
         return self._stream.last_node()
 
     def wait(self) -> None:
@@ -114,14 +125,23 @@ class CudaQueue:
 
 
 class CudaGraph:
-    """A driver graph with its executable, and the memory that went when it was made."""
+    """A driver graph with its nodes and its executable, and what making that took.
 
-    def __init__(self, graph: driver.Graph, stream: driver.Stream):
-        self.graph = graph
-        before = driver.free_bytes()
-        graph.instantiate(stream)
+    `times` are seconds by step, `n_bytes` the memory that went.
+    """
+
+    def __init__(self, graph: driver.Graph, nodes: Sequence[Any], recorded: float,
+                 stream: driver.Stream):
+        self.graph, self.nodes = graph, nodes
+        before, start = driver.free_bytes(), time.perf_counter()
+        graph.instantiate()
+        instantiated = time.perf_counter()
+        graph.upload(stream)
         stream.wait()
+        uploaded = time.perf_counter()
         self.n_bytes = max(0, before - driver.free_bytes())
+        self.times = {"record": recorded, "instantiate": instantiated - start,
+                      "upload": uploaded - instantiated}
 
 
 class CudaGraphs:
@@ -131,16 +151,35 @@ class CudaGraphs:
         self._queue, self._stream = queue, stream
         self._open: set[CudaGraph] = set()
 
-    def _executable(self, graph: driver.Graph) -> CudaGraph:
+    def _executable(self, graph: driver.Graph, nodes: Sequence[Any], start: float,
+                    old: CudaGraph | None) -> tuple[CudaGraph, Sequence[Any]]:
+        """One that has nothing of `old` where the driver refuses: no second update is tried."""
+        recorded = time.perf_counter() - start
         try:
-            made = CudaGraph(graph, self._stream)
+            if old and self._become(old, graph, recorded):
+                graph.close()
+                return old, old.nodes
+            made = CudaGraph(graph, nodes, recorded, self._stream)
         except LlamaGraphError:
             graph.close()
             raise
         self._open.add(made)
-        return made
+        return made, nodes
 
-    def capture(self, record: Callable[[], Sequence[Any]]) -> tuple[CudaGraph, Sequence[Any]]:
+    def _become(self, old: CudaGraph, graph: driver.Graph, recorded: float) -> bool:
+        """Whether the old executable is now that of the graph; else it is closed."""
+        start, done = time.perf_counter(), False
+        try:
+            if done := old.graph.adopt(graph):
+                old.times = {"record": recorded, "update": time.perf_counter() - start}
+        finally:
+            if not done:
+                self.close(old)
+        return done
+
+    def capture(self, record: Callable[[], Sequence[Any]], old: CudaGraph | None = None
+                ) -> tuple[CudaGraph, Sequence[Any]]:
+        start = time.perf_counter()
         self._stream.begin_capture()
         self._queue.capturing = True
         try:
@@ -151,18 +190,19 @@ class CudaGraphs:
             raise
         finally:
             self._queue.capturing = False
-        return self._executable(driver.Graph(handle)), nodes
+        return self._executable(driver.Graph(handle), nodes, start, old)
 
-    def build(self, bound: Sequence[driver.Prepared], before: Sequence[Sequence[int]]
+    def build(self, bound: Sequence[Bound], before: Sequence[Sequence[int]],
+              priority: Sequence[int], old: CudaGraph | None = None
               ) -> tuple[CudaGraph, Sequence[Any]]:
-        """A node after a single other one may start early, as on the stream.
+        """A node after a single other one may start early, as on the stream; not beside a copy.
 
         With several before it a node waits for them whole: that their early starts add up is
         written nowhere.
         """
-        graph = driver.Graph()
+        start, graph = time.perf_counter(), driver.Graph()
         try:
-            nodes = [graph.add(b) for b in bound]
+            nodes = [graph.add(b, p) for b, p in zip(bound, priority, strict=True)]
             graph.connect([
                 (nodes[j], nodes[i], len(earlier) == 1 and bound[i].pdl and bound[j].pdl)
                 for i, earlier in enumerate(before) for j in earlier
@@ -170,9 +210,9 @@ class CudaGraphs:
         except LlamaGraphError:
             graph.close()
             raise
-        return self._executable(graph), nodes
+        return self._executable(graph, nodes, start, old)
 
-    def update(self, graph: CudaGraph, node: Any, bound: driver.Prepared) -> None:
+    def update(self, graph: CudaGraph, node: Any, bound: Bound) -> None:
         graph.graph.set(node, bound)
 
     def replay(self, graph: CudaGraph) -> None:
@@ -181,14 +221,18 @@ class CudaGraphs:
     def size(self, graph: CudaGraph) -> int:
         return graph.n_bytes
 
-    def read_back(self, graph: CudaGraph) -> list[driver.Node]:
+    def times(self, graph: CudaGraph) -> dict[str, float]:
+        return graph.times
+
+    def read_back(self, graph: CudaGraph) -> list[GraphNode]:
         """The nodes and edges as the driver has them; updates of the executable do not show."""
         return graph.graph.read_back()
 
     def close(self, graph: CudaGraph) -> None:
-        self._stream.wait()
-        self._open.discard(graph)
-        graph.graph.close()
+        if graph in self._open:
+            self._stream.wait()
+            self._open.remove(graph)
+            graph.graph.close()
 
     def close_all(self) -> None:
         for graph in list(self._open):
@@ -196,13 +240,18 @@ class CudaGraphs:
 
 
 class CudaDevice:
-    """A GPU. Closing it frees all that it holds, also after a call has failed."""
+    """A GPU. Closing it frees all that it holds, also after a call has failed.
+
+    With `persist` as much L2 cache as can be is set aside once launches ask it to keep something.
+    """
 
     name = "cuda"
 
     def __init__(self, gpu: driver.Gpu, compiler: Compiler, warn: Callable[[str], None],
-                 tuning: Tuning = ()):
+                 tuning: Tuning = (), persist: bool = False):
         self.gpu, self.target = gpu, replace(target_of(gpu), tuning=tuning)
+        if persist:
+            self.target = self.target.persisting(gpu.l2_persist, gpu.l2_window)
         with ExitStack() as opened:
 
             def keep(thing: Any, close: str = "close") -> Any:
@@ -210,9 +259,10 @@ class CudaDevice:
                 return thing
 
             self.context = keep(driver.Context(gpu))
+            set_aside = keep(driver.SetAside(self.target.l2_persist))
             stream = keep(driver.Stream())
             self.kernels = keep(Kernels(compiler, warn))
-            self.queue = keep(CudaQueue(self.kernels, stream))
+            self.queue = keep(CudaQueue(self.kernels, stream, set_aside))
             self.memory = keep(CudaMemory(gpu, stream, self._run, warn))
             self.graphs = keep(CudaGraphs(self.queue, stream), "close_all")
             opened.callback(_quietly, stream.wait)

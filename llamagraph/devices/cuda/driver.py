@@ -15,12 +15,15 @@ import numpy as np
 from cuda.bindings import driver as cu
 
 from llamagraph.errors import DeviceError, LlamaGraphError, MemoryLimitError
+from llamagraph.program.device import GraphNode
+from llamagraph.program.launch import COPY
 
 OUT_OF_MEMORY = cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY
 PDL = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 PROGRAMMATIC = int(cu.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)
 PROGRAMMATIC_PORT = 1  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC
-launch_kernel = cu.cuLaunchKernelEx  # unchecked: (config, function, params, 0) -> (code,)
+WINDOW = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
+PRIORITY = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PRIORITY
 
 
 def bindings_version() -> tuple[int, int]:
@@ -61,7 +64,11 @@ def _newest(name: str) -> Callable[..., tuple]:
 
 @dataclass(frozen=True)
 class Gpu:
-    """Facts about a GPU; sizes in bytes. `vmm`: ranges may be reserved and mapped by pages."""
+    """Facts about a GPU; sizes in bytes. `vmm`: ranges may be reserved and mapped by pages.
+
+    `l2_persist` is what of the L2 cache may be set aside, `l2_window` the longest range that a
+    launch may ask it to keep.
+    """
 
     ordinal: int
     name: str
@@ -71,6 +78,8 @@ class Gpu:
     n_bytes: int
     vmm: bool
     pools: bool
+    l2_persist: int = 0
+    l2_window: int = 0
 
     @property
     def arch(self) -> str:
@@ -102,6 +111,8 @@ def _gpu(ordinal: int) -> Gpu:
         call(cu.cuDeviceTotalMem, device, doing=doing),
         bool(fact("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED")),
         bool(fact("MEMORY_POOLS_SUPPORTED")),
+        fact("MAX_PERSISTING_L2_CACHE_SIZE"),
+        fact("MAX_ACCESS_POLICY_WINDOW_SIZE"),
     )
 
 
@@ -122,6 +133,28 @@ class Context:
     def close(self) -> None:
         cu.cuCtxSetCurrent(self._before)
         call(cu.cuDevicePrimaryCtxRelease, self._device, doing="leaving the GPU")
+
+
+class SetAside:
+    """L2 cache for what launches ask it to keep, of the current context until it is closed.
+
+    It is taken from all others, so only once `open` has been called.
+    """
+
+    def __init__(self, n_bytes: int):
+        self.n_bytes, self._before = n_bytes, None
+        self._limit = cu.CUlimit.CU_LIMIT_PERSISTING_L2_CACHE_SIZE
+
+    def open(self) -> None:
+        if self._before is None:
+            doing = f"setting aside {self.n_bytes} bytes of L2"
+            self._before = call(cu.cuCtxGetLimit, self._limit, doing=doing)
+            call(cu.cuCtxSetLimit, self._limit, self.n_bytes, doing=doing)
+
+    def close(self) -> None:
+        if self._before is not None:
+            call(cu.cuCtxResetPersistingL2Cache, doing="freeing set aside L2")
+            call(cu.cuCtxSetLimit, self._limit, self._before, doing="giving back set aside L2")
 
 
 # --- streams, events, kernels ------------------------------------------------------------------
@@ -222,26 +255,55 @@ def unload_module(module: Any) -> None:
 class Prepared:
     """All that a launch needs, made once: what the driver reads at every launch is in place.
 
-    `store` holds the arguments, 8 bytes each, `pointers` their addresses; both must stay alive.
+    `call(*args)`, unchecked, launches it. `store` holds the kernel's arguments, 8 bytes each,
+    `pointers` their addresses; both must stay alive. `window`: address, bytes and the share of
+    them that the L2 cache is asked to keep.
     """
 
-    __slots__ = ("_node", "config", "function", "name", "params", "pdl", "pointers", "store")
+    __slots__ = ("_node", "args", "call", "config", "function", "name", "params", "pdl",
+                 "pointers", "store", "window")
 
     def __init__(self, function: Function, stream: Stream, grid: tuple[int, int, int], block: int,
-                 shared: int, pdl: bool, store: np.ndarray):
+                 shared: int, pdl: bool, store: np.ndarray,
+                 window: tuple[int, int, float] | None = None):
         function.allow_shared(shared)
         self.name, self.function, self.pdl = function.name, function.handle, pdl
-        self.store = store
+        self.store, self.window = store, window
         self.pointers = store.ctypes.data + np.arange(len(store), dtype=np.uint64) * np.uint64(8)
         self.params = int(self.pointers.ctypes.data)
         self.config = _shape(cu.CUlaunchConfig(), grid, block, shared)
         self.config.hStream = stream.handle
         self._node: Any = None
-        if pdl:
-            attribute = cu.CUlaunchAttribute()
-            attribute.id = PDL
-            attribute.value.programmaticStreamSerializationAllowed = 1
-            self.config.attrs, self.config.numAttrs = [attribute], 1
+        attributes = self._attributes()
+        self.config.attrs, self.config.numAttrs = attributes, len(attributes)
+        self.call, self.args = cu.cuLaunchKernelEx, (self.config, self.function, self.params, 0)
+
+    def _attributes(self) -> list[Any]:
+        found = []
+        if self.pdl:
+            found.append(cu.CUlaunchAttribute())
+            found[-1].id, found[-1].value.programmaticStreamSerializationAllowed = PDL, 1
+        if self.window:
+            found.append(cu.CUlaunchAttribute())
+            found[-1].id, found[-1].value = WINDOW, _window(self.window)
+        return found
+
+    def add(self, graph: Any, priority: int) -> Any:
+        """A node of it in a graph. Of two that could run, that of the higher priority is first."""
+        doing = f"adding {self.name} to a graph"
+        node = call(cu.cuGraphAddKernelNode, graph, None, 0, self.node, doing=doing)
+        if self.window:
+            call(cu.cuGraphKernelNodeSetAttribute, node, WINDOW, _window(self.window), doing=doing)
+        if priority:
+            value = cu.CUkernelNodeAttrValue()
+            value.priority = -priority  # lower numbers go first
+            call(cu.cuGraphKernelNodeSetAttribute, node, PRIORITY, value, doing=doing)
+        return node
+
+    def set(self, executable: Any, node: Any) -> None:
+        """From the next launch on an executable's node runs this; of the same kernel only."""
+        call(cu.cuGraphExecKernelNodeSetParams, executable, node, self.node,
+             doing=f"updating {self.name} in a graph")
 
     @property
     def node(self) -> Any:
@@ -256,6 +318,42 @@ class Prepared:
         return self._node
 
 
+def _window(window: tuple[int, int, float]) -> Any:
+    """The value of a launch's or a node's attribute; what is not to be kept goes first."""
+    value, asked = cu.CUkernelNodeAttrValue(), cu.CUaccessPolicyWindow()
+    asked.base_ptr, asked.num_bytes, asked.hitRatio = window
+    asked.hitProp = cu.CUaccessProperty.CU_ACCESS_PROPERTY_PERSISTING
+    asked.missProp = cu.CUaccessProperty.CU_ACCESS_PROPERTY_STREAMING
+    value.accessPolicyWindow = asked
+    return value
+
+
+class PreparedCopy:
+    """A copy of bytes, from and to memory of the GPU or pinned memory of the host."""
+
+    __slots__ = ("_node", "args", "call", "name", "pdl")
+
+    def __init__(self, source: int, target: int, n_bytes: int, stream: Stream):
+        self.name, self.pdl = f"a copy of {n_bytes} bytes", False
+        self.call, self.args = cu.cuMemcpyAsync, (target, source, n_bytes, stream.handle)
+        self._node = copied = cu.CUDA_MEMCPY3D()
+        copied.srcMemoryType = copied.dstMemoryType = cu.CUmemorytype.CU_MEMORYTYPE_UNIFIED
+        copied.srcDevice, copied.dstDevice = source, target
+        copied.WidthInBytes, copied.Height, copied.Depth = n_bytes, 1, 1
+
+    def add(self, graph: Any, priority: int) -> Any:
+        """A node of it in a graph."""
+        doing = f"adding {self.name} to a graph"
+        context = call(cu.cuCtxGetCurrent, doing=doing)
+        return call(cu.cuGraphAddMemcpyNode, graph, None, 0, self._node, context, doing=doing)
+
+    def set(self, executable: Any, node: Any) -> None:
+        """From the next launch on an executable's node copies this."""
+        doing = f"updating {self.name} in a graph"
+        context = call(cu.cuCtxGetCurrent, doing=doing)
+        call(cu.cuGraphExecMemcpyNodeSetParams, executable, node, self._node, context, doing=doing)
+
+
 def _shape(where: Any, grid: tuple[int, int, int], block: int, shared: int) -> Any:
     where.gridDimX, where.gridDimY, where.gridDimZ = grid
     where.blockDimX, where.blockDimY, where.blockDimZ = block, 1, 1
@@ -264,19 +362,6 @@ def _shape(where: Any, grid: tuple[int, int, int], block: int, shared: int) -> A
 
 
 # --- graphs ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Node:
-    """A node as the driver tells it. `params`: each argument's bytes; `after`: nodes before it,
-    by index, with True where the edge is programmatic."""
-
-    function: str
-    grid: tuple[int, int, int]
-    block: int
-    shared: int
-    params: tuple[bytes, ...]
-    after: tuple[tuple[int, bool], ...]
 
 
 class Graph:
@@ -288,22 +373,30 @@ class Graph:
         self.handle = handle
         self._exec: Any = None
 
-    def add(self, prepared: Prepared) -> Any:
-        """A kernel node without edges."""
-        return call(cu.cuGraphAddKernelNode, self.handle, None, 0, prepared.node,
-                    doing=f"adding {prepared.name} to a graph")
+    def add(self, prepared: Prepared | PreparedCopy, priority: int = 0) -> Any:
+        """A node without edges."""
+        return prepared.add(self.handle, priority)
 
     def connect(self, edges: Sequence[tuple[Any, Any, bool]]) -> None:
-        """Adds edges (from, to, programmatic)."""
-        if not edges:
-            return
-        starts, ends, early = (list(column) for column in zip(*edges, strict=True))
-        call(_newest("cuGraphAddDependencies"), self.handle, starts, ends,
-             [_edge(e) for e in early], len(edges), doing="connecting a graph")
+        """Adds edges (from, to, programmatic).
 
-    def instantiate(self, stream: Stream) -> None:
-        """Makes the executable and brings it to the GPU."""
-        self._exec = call(cu.cuGraphInstantiate, self.handle, 0, doing="instantiating a graph")
+        A call for each kind: drivers up to 610 give all edges of a call the kind of its first.
+        """
+        for kind in (False, True):
+            pairs = [(start, end) for start, end, early in edges if early == kind]
+            if pairs:
+                starts, ends = (list(column) for column in zip(*pairs, strict=True))
+                call(_newest("cuGraphAddDependencies"), self.handle, starts, ends,
+                     [_edge(kind)] * len(pairs), len(pairs), doing="connecting a graph")
+
+    def instantiate(self) -> None:
+        """Makes the executable, in which nodes have the priority that they were added with."""
+        flag = cu.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY
+        self._exec = call(cu.cuGraphInstantiate, self.handle, int(flag),
+                          doing="instantiating a graph")
+
+    def upload(self, stream: Stream) -> None:
+        """Brings the executable to the GPU."""
         call(cu.cuGraphUpload, self._exec, stream.handle, doing="uploading a graph")
 
     def launch(self, stream: Stream) -> None:
@@ -311,15 +404,15 @@ class Graph:
         if code:
             raise failure("cuGraphLaunch", code, "launching a graph")
 
-    def set(self, node: Any, prepared: Prepared) -> None:
-        """From the next launch on the executable's node runs `prepared`; same kernel only."""
-        code = cu.cuGraphExecKernelNodeSetParams(self._exec, node, prepared.node)[0]
-        if code:
-            name = "cuGraphExecKernelNodeSetParams"
-            raise failure(name, code, f"updating {prepared.name} in a graph")
+    def set(self, node: Any, prepared: Prepared | PreparedCopy) -> None:
+        """From the next launch on the executable's node runs `prepared`."""
+        prepared.set(self._exec, node)
 
     def adopt(self, other: "Graph") -> bool:
-        """Takes over another graph's parameters; False where the two differ in topology."""
+        """The executable takes over another graph's parameters; False where it cannot.
+
+        Its nodes are still those of this graph.
+        """
         code = cu.cuGraphExecUpdate(self._exec, other.handle)[0]
         if code == cu.CUresult.CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE:
             return False
@@ -327,8 +420,8 @@ class Graph:
             raise failure("cuGraphExecUpdate", code, "updating a graph from another")
         return True
 
-    def read_back(self) -> list[Node]:
-        """The kernel nodes, in the order in which they were added."""
+    def read_back(self) -> list[GraphNode]:
+        """The nodes, in the order in which they were added."""
         doing = "reading a graph"
         _, count = call(cu.cuGraphGetNodes, self.handle, doing=doing)
         nodes, _ = call(cu.cuGraphGetNodes, self.handle, count, doing=doing)
@@ -356,13 +449,30 @@ def _edge(programmatic: bool) -> Any:
     return edge
 
 
-def _read_node(node: Any, after: tuple[tuple[int, bool], ...]) -> Node:
-    p = call(cu.cuGraphKernelNodeGetParams, node, doing="reading a graph's node")
-    name = call(cu.cuFuncGetName, p.func, doing="reading a graph's node")
-    return Node(
+def _read_node(node: Any, after: tuple[tuple[int, bool], ...]) -> GraphNode:
+    doing, kinds = "reading a graph's node", cu.CUgraphNodeType
+    if call(cu.cuGraphNodeGetType, node, doing=doing) == kinds.CU_GRAPH_NODE_TYPE_MEMCPY:
+        return _read_copy(node, after)
+    p = call(cu.cuGraphKernelNodeGetParams, node, doing=doing)
+    name = call(cu.cuFuncGetName, p.func, doing=doing)
+    w = call(cu.cuGraphKernelNodeGetAttribute, node, WINDOW, doing=doing).accessPolicyWindow
+    window = (int(w.base_ptr), w.num_bytes, w.hitRatio) if w.num_bytes else None
+    priority = -call(cu.cuGraphKernelNodeGetAttribute, node, PRIORITY, doing=doing).priority
+    registers = call(cu.cuFuncGetAttribute, cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NUM_REGS,
+                     p.func, doing=doing)
+    return GraphNode(
         name.decode(), (p.gridDimX, p.gridDimY, p.gridDimZ), p.blockDimX, p.sharedMemBytes,
-        tuple(_read_params(p.func, int(p.kernelParams))), after,
+        tuple(_read_params(p.func, int(p.kernelParams))), after, window, priority, registers,
     )
+
+
+def _read_copy(node: Any, after: tuple[tuple[int, bool], ...]) -> GraphNode:
+    p = call(cu.cuGraphMemcpyNodeGetParams, node, doing="reading a graph's node")
+    host = cu.CUmemorytype.CU_MEMORYTYPE_HOST
+    ends = [int(at_host if kind == host else at or 0) for kind, at_host, at in (
+        (p.srcMemoryType, p.srcHost, p.srcDevice), (p.dstMemoryType, p.dstHost, p.dstDevice))]
+    params = (*(end.to_bytes(8, "little") for end in ends), p.WidthInBytes.to_bytes(4, "little"))
+    return GraphNode(COPY, (1, 1, 1), 0, 0, params, after)
 
 
 def _read_params(function: Any, pointers: int) -> list[bytes]:
