@@ -48,7 +48,8 @@ def packed(call: Call) -> list[bytes]:
 
 
 def verify(file: GGUFFile, device: Any, inspection: Inspection, n_ctx: int | None = None,
-           progress: Progress | None = None, pack: Pack = packed) -> Inspection:
+           progress: Progress | None = None, pack: Pack = packed,
+           types: tuple[str | None, str | None] = (None, None)) -> Inspection:
     """The inspection with what the driver says of the graphs in `totals`; the model is loaded.
 
     LlamaGraphError where the mode makes no graph here, and where nodes, edges or parameters differ
@@ -59,7 +60,8 @@ def verify(file: GGUFFile, device: Any, inspection: Inspection, n_ctx: int | Non
         raise LlamaGraphError(f"--device {device.name}: its graphs are plain lists; plan for it "
                               f"with --target {device.target.name} instead")
     device.graphs = kept = Kept(device.graphs)
-    runner = Runner(file, device, setting.mode, n_ctx, progress, warnings.append)
+    runner = Runner(file, device, setting.mode, n_ctx, progress, warnings.append,
+                    type_k=types[0], type_v=types[1])
     try:
         runner.n_past = setting.kv_len - 1  # an executor is made for the step after
         runner.kv.grow(device.memory, setting.kv_len)
