@@ -22,6 +22,8 @@ constexpr int PARTIAL = MAX_CHUNKS * (DIM + 2);  // numbers of a head's partial 
 // Spans of a tile that are loaded at a time: as many as there is room for in registers.
 constexpr int K_AT_ONCE = (DIM > 128 ? 2 : 4) / TypeK::PARTS;
 constexpr int V_AT_ONCE = (DIM > 128 ? 1 : 2 / TypeV::PARTS);
+constexpr int K_PAIRS = ((K_AT_ONCE < K_SPANS ? K_AT_ONCE : K_SPANS) + 1) / 2;  // of scales: one
+constexpr int V_PAIRS = V_AT_ONCE < V_SPANS ? V_AT_ONCE : V_SPANS;              // for 64 numbers
 constexpr int MIN_BLOCKS = DIM <= 64 && TypeK::PARTS * TypeV::PARTS == 1 ? 4 : 2;
 
 struct Shared {
@@ -69,6 +71,7 @@ __device__ inline bool exists(int span, int mine, int of) {
 }
 
 struct Keys {
+    TypeK::Scales<K_PAIRS> scales[2];
     TypeK::Eight of[2][K_AT_ONCE];  // positions g and g + 8 of a tile, from a first span on
 
     __device__ __forceinline__ void load(const Head& head, int tile, int first) {
@@ -78,6 +81,7 @@ struct Keys {
             const bool there = head.ring.has(position);
             const u8* slot = head.keys_at(position);
             const int at = kv_head() * DIM + 32 * first + 8 * in_quad();
+            scales[n].load_if(there, slot, kv_head() * DIM + 32 * first);
 #pragma unroll
             for (int s = 0; s < K_AT_ONCE && first + s < K_SPANS; s++)
                 of[n][s] = TypeK::load_if(there && exists(first + s, in_quad(), 4), slot,
@@ -87,15 +91,19 @@ struct Keys {
     // The key of a position that the cache does not have yet.
     __device__ __forceinline__ void replace(int tile, int position, const u8* k, int first) {
 #pragma unroll
-        for (int n = 0; n < 2; n++)
+        for (int n = 0; n < 2; n++) {
+            if (tile + 8 * n + quad() != position) continue;
+            scales[n].fetch(k, 32 * first);
 #pragma unroll
             for (int s = 0; s < K_AT_ONCE && first + s < K_SPANS; s++)
-                if (tile + 8 * n + quad() == position && exists(first + s, in_quad(), 4))
+                if (exists(first + s, in_quad(), 4))
                     of[n][s] = TypeK::fetch(k, 32 * (first + s) + 8 * in_quad());
+        }
     }
 };
 
 struct Values {
+    TypeV::Scales<V_PAIRS> scales[4];
     TypeV::Eight of[4][V_AT_ONCE];  // positions 2t, 2t + 1, 2t + 8 and 2t + 9, from a first span on
 
     static __device__ int offset(int i) { return 2 * in_quad() + i % 2 + i / 2 * 8; }
@@ -107,6 +115,7 @@ struct Values {
             const bool there = head.ring.has(position);
             const u8* slot = head.values_at(position);
             const int at = kv_head() * DIM + 64 * first + 8 * quad();
+            scales[i].load_if(there, slot, kv_head() * DIM + 64 * first);
 #pragma unroll
             for (int s = 0; s < V_AT_ONCE && first + s < V_SPANS; s++)
                 of[i][s] = TypeV::load_if(there && exists(first + s, quad(), 8), slot,
@@ -115,11 +124,14 @@ struct Values {
     }
     __device__ __forceinline__ void replace(int tile, int position, const u8* v, int first) {
 #pragma unroll
-        for (int i = 0; i < 4; i++)
+        for (int i = 0; i < 4; i++) {
+            if (tile + offset(i) != position) continue;
+            scales[i].fetch(v, 64 * first);
 #pragma unroll
             for (int s = 0; s < V_AT_ONCE && first + s < V_SPANS; s++)
-                if (tile + offset(i) == position && exists(first + s, quad(), 8))
+                if (exists(first + s, quad(), 8))
                     of[i][s] = TypeV::fetch(v, 64 * (first + s) + 8 * quad());
+        }
     }
 };
 
@@ -136,7 +148,7 @@ __device__ __forceinline__ void score(const Shared& shared, const Keys& keys, in
         for (int n = 0; n < 2; n++)
 #pragma unroll
             for (int part = 0; part < TypeK::PARTS; part++) {
-                const uint4 k = TypeK::part(keys.of[n][s], part);
+                const uint4 k = TypeK::part(keys.of[n][s], part, keys.scales[n].of(32 * s));
                 multiply(c[n], a, k.x, k.y);
                 multiply(c[n], b, k.z, k.w);
             }
@@ -196,7 +208,9 @@ struct Sums {
                     u32 v[4];
 #pragma unroll
                     for (int i = 0; i < 4; i++)
-                        v[i] = word(TypeV::part(values.of[i][s], part), j / 2);
+                        v[i] = word(TypeV::part(values.of[i][s], part,
+                                                values.scales[i].of(64 * s + 8 * quad())),
+                                    j / 2);
                     multiply(c, p, __byte_perm(v[0], v[1], halves),
                              __byte_perm(v[2], v[3], halves));
                 }

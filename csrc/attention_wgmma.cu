@@ -1,133 +1,7 @@
 // Attention of many query rows on sm_90a: a warpgroup copies keys and values into shared memory,
 // the others have 64 queries each (Shah et al., arXiv:2407.08608). The scores of the next tile are
 // under way while weights are made of this one's. Knows no other architecture.
-#include "attention_rows.cuh"
-#include "warpgroup.cuh"
-
-#ifndef PINGPONG
-#define PINGPONG 1
-#endif
-constexpr int GROUPS = QUERIES / 64;  // warpgroups with queries
-constexpr int THREADS = 128 * (GROUPS + 1);
-constexpr int TILE = DIM > 128 ? 64 : 128;  // positions
-#ifndef ST
-#define ST 3
-#endif
-constexpr int STAGES = DIM > 128 ? 2 : ST;   // tiles of keys, and of values
-constexpr int PANELS = DIM / PANEL;
-constexpr int TILE_BYTES = TILE * DIM * 2, TILE_PANEL = TILE * PANEL_ROW;
-constexpr int QUERY_PANEL = 64 * PANEL_ROW;
-constexpr int COPIER_REGISTERS = GROUPS == 3 ? 32 : 56;
-constexpr int REGISTERS = GROUPS == 3 ? 160 : 224;  // of a thread with queries
-
-struct Shared {
-    u8 q[GROUPS][PANELS][QUERY_PANEL];
-    u8 k[STAGES][TILE_BYTES], v[STAGES][TILE_BYTES];
-    Barrier full[2][STAGES], empty[2][STAGES];  // of keys, of values
-};
-
-// The tiles that a block walks over.
-struct Tiles {
-    int first, n;  // the first position, and how many tiles
-};
-
-// ---- Copying ------------------------------------------------------------------------------------
-
-template <int N>
-__device__ __forceinline__ void wait_until_copies() {
-    asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
-}
-
-// Calls work(row, number, where they go) for each eight numbers of a tile that are the thread's.
-template <class Work>
-__device__ __forceinline__ void for_eights(u8* tile, Work work) {
-    constexpr int PIECES = DIM / 8, STEP = 128 / PIECES;
-    const int piece = threadIdx.x % PIECES, first = threadIdx.x / PIECES;
-    u8* panel = tile + piece / 8 * TILE_PANEL;
-#pragma unroll 4
-    for (int i = 0; i < TILE / STEP; i++) {
-        const int row = first + i * STEP;
-        work(row, piece * 8, panel + swizzled(row, piece % 8));
-    }
-}
-
-// Starts to bring in a tile of the block's KV head.
-template <class Type>
-__device__ __forceinline__ void copy_tile(u8* to, const u8* cache, const Ring& ring, int tile) {
-    for_eights(to, [&](int row, int d, u8* at) {
-        Type::copy(ring.has(tile + row), at, cache + ring.slot_of(tile + row) * Type::SLOT,
-                   blockIdx.x * DIM + d);
-    });
-}
-
-// Makes halves of a tile that has come.
-template <class Type>
-__device__ __forceinline__ void convert_tile(u8* tile) {
-    if (Type::CONVERTS)
-        for_eights(tile, [&](int, int d, u8* at) { Type::convert(at, blockIdx.x * DIM + d); });
-}
-
-// Brings in keys and values of all tiles in turn, each into the stage that has been free longest.
-struct Copier {
-    Shared& shared;
-    const Tiles& tiles;
-    const Ring& ring;
-    const u8 *keys, *values;
-    int started = 0, handed = 0;  // copies: 2i for the keys of tile i, 2i + 1 for its values
-
-    __device__ __forceinline__ Barrier& full(int i) {
-        return shared.full[i % 2][i / 2 % STAGES];
-    }
-    __device__ __forceinline__ Barrier& empty(int i) {
-        return shared.empty[i % 2][i / 2 % STAGES];
-    }
-    static __device__ int phase(int i) { return i / 2 / STAGES % 2 ^ 1; }  // in which it is empty
-
-    __device__ __forceinline__ void start() {
-        const int i = started++, stage = i / 2 % STAGES, tile = tiles.first + i / 2 * TILE;
-        if (i % 2)
-            copy_tile<kv::TYPE_V>(shared.v[stage], values, ring, tile);
-        else
-            copy_tile<kv::TYPE_K>(shared.k[stage], keys, ring, tile);
-    }
-    // The oldest copy that has not been handed over has come.
-    __device__ __forceinline__ void hand_over() {
-        const int i = handed++, stage = i / 2 % STAGES;
-        if (i % 2)
-            convert_tile<kv::TYPE_V>(shared.v[stage]);
-        else
-            convert_tile<kv::TYPE_K>(shared.k[stage]);
-        full(i).arrive();
-    }
-    // Copies whose halves need no work are handed over by themselves.
-    __device__ __forceinline__ void run() {
-        for (int i = 0; i < 2 * tiles.n; i++) {
-            empty(i).wait(phase(i));
-            start();
-            full(i).arrive_after_copies();
-        }
-    }
-    // Others when LAG more are under way, or when there is nothing else to do.
-    __device__ __forceinline__ void run_converting() {
-        constexpr int LAG = 2;
-        for (int i = 0; i < 2 * tiles.n; i++) {
-            if (!empty(i).passed(phase(i))) hand_over_all();
-            empty(i).wait(phase(i));
-            start();
-            asm volatile("cp.async.commit_group;" ::: "memory");
-            if (started - handed <= LAG) continue;
-            wait_until_copies<LAG>();
-            hand_over();
-        }
-        hand_over_all();
-    }
-    __device__ __forceinline__ void hand_over_all() {
-        wait_until_copies<0>();
-        while (handed < started) hand_over();
-    }
-};
-
-// ---- Attending ----------------------------------------------------------------------------------
+#include "attention_copies.cuh"
 
 // A warpgroup's queries times scale into shared memory.
 __device__ __forceinline__ void stage_queries(u8 (&to)[PANELS][QUERY_PANEL], const Block& block,
@@ -200,13 +74,11 @@ struct Turns {
     int group, left;
 
     __device__ __forceinline__ Turns(int group, int n) : group(group), left(n) {
-        if (PINGPONG && group == 1) barrier_arrive(4, 256);
+        if (group == 1) barrier_arrive(4, 256);
     }
-    __device__ __forceinline__ void begin() {
-        if (PINGPONG) barrier(4 + group, 256);
-    }
+    __device__ __forceinline__ void begin() const { barrier(4 + group, 256); }
     __device__ __forceinline__ void end() {
-        if (PINGPONG && (--left || group == 0)) barrier_arrive(5 - group, 256);
+        if (--left || group == 0) barrier_arrive(5 - group, 256);
     }
 };
 
@@ -282,12 +154,13 @@ __device__ __forceinline__ void attend_rows(const float* q, const u8* cache_k,
     Tiles tiles = {low / TILE * TILE, 0};
     tiles.n = ceil_div(end - tiles.first, TILE);
     prepare(shared);
-    const int group = threadIdx.x / 128 - 1;
+    const int group = static_cast<int>(threadIdx.x / 128) - COPIERS;
     if (group < 0) {
         give_registers<COPIER_REGISTERS>();
         const Ring ring(low, end, n_slots);
-        Copier copier = {shared, tiles, ring, cache_k, cache_v};
-        if (kv::TYPE_K::CONVERTS || kv::TYPE_V::CONVERTS)
+        const int first = threadIdx.x / 128;
+        Copier copier = {shared, tiles, ring, cache_k, cache_v, first, first};
+        if (CONVERTS)
             copier.run_converting();
         else
             copier.run();

@@ -77,6 +77,13 @@ constexpr int NUMBERS = N_HEAD_KV * HEAD_DIM;  // of a slot
 // What types without scales have in common; BITS a number.
 template <int BITS>
 struct Plain {
+    template <int PAIRS>
+    struct Scales {
+        __device__ void load_if(bool, const u8*, int) {}
+        __device__ void fetch(const u8*, int) {}
+        __device__ u32 of(int) const { return 0; }
+    };
+
     static constexpr size_t SLOT = NUMBERS * BITS / 8;   // bytes
     static constexpr size_t HEAD = HEAD_DIM * BITS / 8;  // bytes of one head by itself
     static constexpr size_t HEAD_SCALES = 0;             // where its scales would begin
@@ -103,18 +110,41 @@ struct Scaled {
     static __device__ __forceinline__ u32 of_pair(u32 pair, int i) {
         return __byte_perm(pair, 0, i / 32 % 2 ? 0x3232 : 0x1010);
     }
-    static __device__ __forceinline__ u32 load_scale_if(bool there, const u8* slot, int i) {
-        return load2_if(there, slot + SCALES + i / 32 * 2) * 0x10001;
-    }
-    static __device__ __forceinline__ u32 fetch_scale(const u8* head, int d) {
-        return *reinterpret_cast<const u16*>(head + HEAD_SCALES + d / 32 * 2) * 0x10001u;
-    }
+    // Those of 64 numbers each, from number i or d on, which begins a block.
+    template <int PAIRS>
+    struct Scales {
+        u32 pair[PAIRS];
+
+        __device__ __forceinline__ void load_if(bool there, const u8* slot, int i) {
+            const u8* from = slot + SCALES + i / 32 * 2;
+            if constexpr (HEAD_DIM % 64 == 0 && PAIRS == 2) {
+                const uint2 two = load8_if(there, from);
+                pair[0] = two.x, pair[1] = two.y;
+            } else {
+#pragma unroll
+                for (int p = 0; p < PAIRS; p++)
+                    if constexpr (HEAD_DIM % 64 == 0)
+                        pair[p] = load4_if(there, from + 4 * p);
+                    else  // the pairs of a head may lie across words
+                        pair[p] = load2_if(there, from + 4 * p) |
+                                  load2_if(there, from + 4 * p + 2) << 16;
+            }
+        }
+        __device__ __forceinline__ void fetch(const u8* head, int d) {
+#pragma unroll
+            for (int p = 0; p < PAIRS; p++)
+                pair[p] = reinterpret_cast<const u32*>(head + HEAD_SCALES)[d / 64 + p];
+        }
+        // That of a number, counted from where the pairs begin.
+        __device__ __forceinline__ u32 of(int i) const { return of_pair(pair[i / 64], i); }
+    };
 };
 
 // ---- The types ----------------------------------------------------------------------------------
 //
 // A type loads eight numbers at a time, `load_if` from a slot and `fetch` from a head by itself in
-// shared memory, and gives them as the sum of PARTS operands, each of eight halves. `copy` starts
+// shared memory, and gives them, with their scale, as the sum of PARTS operands, each of eight
+// halves. `copy` starts
 // to bring eight numbers into 16 bytes of shared memory, where `convert` makes halves of them once
 // they have come. `put` stores number d of a head, for a warp that has 32 in a row.
 
@@ -128,7 +158,7 @@ struct F16 : Plain<16> {
     static __device__ Eight fetch(const u8* head, int d) {
         return *reinterpret_cast<const uint4*>(head + 2 * d);
     }
-    static __device__ uint4 part(const Eight& e, int) { return e; }
+    static __device__ uint4 part(const Eight& e, int, u32) { return e; }
     static __device__ __forceinline__ void copy(bool there, void* to, const u8* slot, int i) {
         copy_if<16>(there, to, slot + 2 * i);
     }
@@ -151,7 +181,7 @@ struct BF16 : Plain<16> {
     static __device__ __forceinline__ u32 pair(u32 x) {
         return pack_limited(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000));
     }
-    static __device__ __forceinline__ uint4 part(const Eight& e, int) {
+    static __device__ __forceinline__ uint4 part(const Eight& e, int, u32) {
         return {pair(e.x), pair(e.y), pair(e.z), pair(e.w)};
     }
     static __device__ __forceinline__ void copy(bool there, void* to, const u8* slot, int i) {
@@ -159,7 +189,7 @@ struct BF16 : Plain<16> {
     }
     static __device__ __forceinline__ void convert(void* at, int) {
         uint4& eight = *static_cast<uint4*>(at);
-        eight = part(eight, 0);
+        eight = part(eight, 0, 0);
     }
     static __device__ void put(u8* numbers, u8*, int d, float x) {
         reinterpret_cast<__nv_bfloat16*>(numbers)[d] = __float2bfloat16_rn(x);
@@ -183,13 +213,13 @@ struct F32 : Plain<32> {
         const float a = __uint_as_float(low), b = __uint_as_float(high);
         return part ? pack(lost(a), lost(b)) : pack(a, b);
     }
-    static __device__ __forceinline__ uint4 part(const Eight& e, int part) {
+    static __device__ __forceinline__ uint4 part(const Eight& e, int part, u32) {
         return {pair(e.a.x, e.a.y, part), pair(e.a.z, e.a.w, part), pair(e.b.x, e.b.y, part),
                 pair(e.b.z, e.b.w, part)};
     }
     // Rounded to halves at once: 16 bytes have no room for more.
     static __device__ __forceinline__ void copy(bool there, void* to, const u8* slot, int i) {
-        *static_cast<uint4*>(to) = part(load_if(there, slot, i), 0);
+        *static_cast<uint4*>(to) = part(load_if(there, slot, i), 0, 0);
     }
     static __device__ void convert(void*, int) {}
     static __device__ void put(u8* numbers, u8*, int d, float x) {
@@ -199,23 +229,20 @@ struct F32 : Plain<32> {
 
 // Whole numbers times a scale, which is a 127th of a block's largest.
 struct Q8_0 : Scaled<8> {
-    struct Eight {
-        uint2 numbers;
-        u32 scale;
-    };
+    using Eight = uint2;
     static __device__ Eight load_if(bool there, const u8* slot, int i) {
-        return {load8_if(there, slot + i), load_scale_if(there, slot, i)};
+        return load8_if(there, slot + i);
     }
     static __device__ Eight fetch(const u8* head, int d) {
-        return {*reinterpret_cast<const uint2*>(head + d), fetch_scale(head, d)};
+        return *reinterpret_cast<const uint2*>(head + d);
     }
-    static __device__ __forceinline__ uint4 part(const Eight& e, int) {
-        const u32 a = e.numbers.x ^ 0x80808080, b = e.numbers.y ^ 0x80808080;
+    static __device__ __forceinline__ uint4 part(const Eight& e, int, u32 scale) {
+        const u32 a = e.x ^ 0x80808080, b = e.y ^ 0x80808080;
         constexpr u32 EXPONENT = 0x64646464, FROM = 0x64806480;
-        return {scaled(__byte_perm(a, EXPONENT, 0x4140), FROM, e.scale),
-                scaled(__byte_perm(a, EXPONENT, 0x4342), FROM, e.scale),
-                scaled(__byte_perm(b, EXPONENT, 0x4140), FROM, e.scale),
-                scaled(__byte_perm(b, EXPONENT, 0x4342), FROM, e.scale)};
+        return {scaled(__byte_perm(a, EXPONENT, 0x4140), FROM, scale),
+                scaled(__byte_perm(a, EXPONENT, 0x4342), FROM, scale),
+                scaled(__byte_perm(b, EXPONENT, 0x4140), FROM, scale),
+                scaled(__byte_perm(b, EXPONENT, 0x4342), FROM, scale)};
     }
     static __device__ __forceinline__ void copy(bool there, void* to, const u8* slot, int i) {
         copy_if<8>(there, to, slot + i);
@@ -223,7 +250,7 @@ struct Q8_0 : Scaled<8> {
     }
     static __device__ __forceinline__ void convert(void* at, int i) {
         const uint4 raw = *static_cast<const uint4*>(at);
-        *static_cast<uint4*>(at) = part({{raw.x, raw.y}, of_pair(raw.z, i)}, 0);
+        *static_cast<uint4*>(at) = part({raw.x, raw.y}, 0, of_pair(raw.z, i));
     }
     static __device__ __forceinline__ void put(u8* numbers, u8* scales, int d, float x) {
         const float scale = warp_max(fabsf(x)) / 127;
@@ -235,20 +262,18 @@ struct Q8_0 : Scaled<8> {
 // Whole numbers from -8 to 7 times a scale, which makes -8 of a block's largest. Number 2j of eight
 // is nibble j of a word, number 2j + 1 nibble j + 4.
 struct Q4_0 : Scaled<4> {
-    struct Eight {
-        u32 numbers, scale;
-    };
+    using Eight = u32;
     static __device__ Eight load_if(bool there, const u8* slot, int i) {
-        return {load4_if(there, slot + i / 2), load_scale_if(there, slot, i)};
+        return load4_if(there, slot + i / 2);
     }
     static __device__ Eight fetch(const u8* head, int d) {
-        return {*reinterpret_cast<const u32*>(head + d / 2), fetch_scale(head, d)};
+        return *reinterpret_cast<const u32*>(head + d / 2);
     }
-    static __device__ __forceinline__ u32 pair(const Eight& e, int j) {
-        return scaled(e.numbers >> 4 * j & 0x000f000f | 0x64006400, 0x64086408, e.scale);
+    static __device__ __forceinline__ u32 pair(u32 e, int j, u32 scale) {
+        return scaled(e >> 4 * j & 0x000f000f | 0x64006400, 0x64086408, scale);
     }
-    static __device__ __forceinline__ uint4 part(const Eight& e, int) {
-        return {pair(e, 0), pair(e, 1), pair(e, 2), pair(e, 3)};
+    static __device__ __forceinline__ uint4 part(const Eight& e, int, u32 scale) {
+        return {pair(e, 0, scale), pair(e, 1, scale), pair(e, 2, scale), pair(e, 3, scale)};
     }
     static __device__ __forceinline__ void copy(bool there, void* to, const u8* slot, int i) {
         copy_if<4>(there, to, slot + i / 2);
@@ -256,7 +281,7 @@ struct Q4_0 : Scaled<4> {
     }
     static __device__ __forceinline__ void convert(void* at, int i) {
         const uint2 raw = *static_cast<const uint2*>(at);
-        *static_cast<uint4*>(at) = part({raw.x, of_pair(raw.y, i)}, 0);
+        *static_cast<uint4*>(at) = part(raw.x, 0, of_pair(raw.y, i));
     }
     static __device__ __forceinline__ void put(u8* numbers, u8* scales, int d, float x) {
         const float top = warp_max(fabsf(x));

@@ -113,4 +113,4 @@ def test_open_takes_the_types(model):
 
 
 def test_the_command_line_knows_the_types():
-    assert KV_TYPES == list(TYPES)
+    assert list(TYPES) == KV_TYPES

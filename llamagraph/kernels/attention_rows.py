@@ -43,17 +43,19 @@ def _plain_geometry(target: Any, *args: Any, **constants: Any) -> Geometry:
 
 
 def _wgmma_geometry(target: Any, q: Buffer, *args: Any, N_HEAD: int, N_HEAD_KV: int,
-                    HEAD_DIM: int, QUERIES: int, MAX_CHUNKS: int = 1, **constants: Any
-                    ) -> Geometry:
+                    HEAD_DIM: int, TYPE_K: str, TYPE_V: str, QUERIES: int, MAX_CHUNKS: int = 1,
+                    **constants: Any) -> Geometry:
     tile, stages = (64, 2) if HEAD_DIM > 128 else (128, 3)
     shared = 2 * HEAD_DIM * (QUERIES + 2 * stages * tile) + 32 * stages  # q; k and v; barriers
-    return Geometry(_grid(q.shape[0], N_HEAD, N_HEAD_KV, QUERIES, MAX_CHUNKS), 128 + 2 * QUERIES,
-                    shared)
+    converts = (TYPE_K, TYPE_V) != ("F16", "F16")
+    copiers = 2 if converts and HEAD_DIM <= 128 else 1  # warpgroups
+    return Geometry(_grid(q.shape[0], N_HEAD, N_HEAD_KV, QUERIES, MAX_CHUNKS),
+                    128 * copiers + 2 * QUERIES, shared)
 
 
 def _combine_geometry(target: Any, chunks: Buffer, *args: Any, N_HEAD: int, HEAD_DIM: int,
                       **constants: Any) -> Geometry:
-    return Geometry((chunks.shape[0], -(-N_HEAD * HEAD_DIM // 1024), 1), 256)
+    return Geometry((N_HEAD, chunks.shape[0], 1), 32 * -(-HEAD_DIM // 128))
 
 
 def _cost(work: Work, q: Buffer, cache_k: Buffer, cache_v: Buffer, *args: Any, **constants: Any
