@@ -4,7 +4,7 @@
 // them.
 #include "attention_block.cuh"
 
-__device__ __forceinline__ void attend_row(const float* q, const Item* cache_k, const Item* cache_v,
+__device__ __forceinline__ void attend_row(const float* q, const u8* cache_k, const u8* cache_v,
                                            const int* pos, const int* n_rows, float* partials,
                                            unsigned* counters, float* out, float scale,
                                            float softcap, int window, int n_slots) {
@@ -15,7 +15,7 @@ __device__ __forceinline__ void attend_row(const float* q, const Item* cache_k, 
     if (row >= *n_rows) return;
     const Span span(*pos + row, window);
     if (blockIdx.x >= span.n_chunks) return;
-    const Head head(cache_k, cache_v, Ring(span.low, span.last + 1, n_slots));
+    const Head head = {cache_k, cache_v, Ring(span.low, span.last + 1, n_slots)};
     attend(shared, span, head, row, partials, out, softcap, [&] {
         stage_queries(shared, q + (row * N_HEAD + first_head()) * DIM, scale);
         __syncthreads();
@@ -24,7 +24,7 @@ __device__ __forceinline__ void attend_row(const float* q, const Item* cache_k, 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
-attention_decode(const float* q, const Item* cache_k, const Item* cache_v, const int* pos,
+attention_decode(const float* q, const u8* cache_k, const u8* cache_v, const int* pos,
                  const int* n_rows, float* partials, unsigned* counters, float* out, float scale,
                  float softcap, int window, int n_slots) {
     attend_row(q, cache_k, cache_v, pos, n_rows, partials, counters, out, scale, softcap, window,
@@ -32,7 +32,7 @@ attention_decode(const float* q, const Item* cache_k, const Item* cache_v, const
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
-attention_split(const float* q, const Item* cache_k, const Item* cache_v, const int* pos,
+attention_split(const float* q, const u8* cache_k, const u8* cache_v, const int* pos,
                 const int* n_rows, float* chunks, float scale, float softcap, int window,
                 int n_slots) {
     attend_row(q, cache_k, cache_v, pos, n_rows, chunks, nullptr, nullptr, scale, softcap, window,

@@ -1,32 +1,16 @@
-// Attention of many query rows: a block has up to 64 rows of one head, a warp 16 of them, and the
-// block walks over the cache in tiles that all its warps share (Dao, arXiv:2307.08691). Keys of the
-// next tile and values of this one are copied into shared memory while products run.
-//
-// Queries and probabilities are halves. Running maxima are whole powers of two above the scores, so
-// that how a probability is rounded does not depend on the tile it comes in.
-#include "attention.cuh"
+// Attention of many query rows: a warp has 16 queries, and the block walks over the cache in tiles
+// that all its warps share (Dao, arXiv:2307.08691). Keys of the next tile and values of this one
+// are copied into shared memory while products run.
+#include "attention_rows.cuh"
 
-static_assert(kv::KV::PARTS == 1, "the cache must be F16");
-
-constexpr int DIM = HEAD_DIM, GROUP = N_HEAD / N_HEAD_KV;
 constexpr int THREADS = 128, WARPS = THREADS / 32;
-constexpr int SHARES = DIM > 128 ? 2 : 1;  // warps with the same rows, each for a part of v
-constexpr int BLOCK_ROWS = 16 * WARPS / SHARES, PART = DIM / SHARES;
+constexpr int SHARES = 16 * WARPS / QUERIES;  // warps with the same queries, each a part of v
+constexpr int PART = DIM / SHARES;
 constexpr int TILE = DIM > 128 ? 32 : 64;  // positions
 constexpr int STRIDE = DIM + 8;            // halves: eight rows lie in different banks
 constexpr int MIN_BLOCKS = DIM <= 64 ? 3 : 2;
 
 using Tile = __half[TILE][STRIDE];
-
-// Starts a copy of 16 bytes that another kernel wrote; zeros where there is nothing.
-__device__ __forceinline__ void copy_if(bool there, void* to, const void* from) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :: "r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0) : "memory");
-#else
-    *static_cast<uint4*>(to) = load_if(there, from);
-#endif
-}
 
 // Four 8 x 8 matrices of halves, transposed; lanes name rows as for load_matrices.
 __device__ __forceinline__ void load_transposed(u32 (&m)[4], const void* row) {
@@ -35,34 +19,56 @@ __device__ __forceinline__ void load_transposed(u32 (&m)[4], const void* row) {
                  : "memory");
 }
 
-__device__ void copy_tile(Tile& to, const __half* head, const Ring& ring, int tile) {
+// Calls work(row, number) for each eight numbers of a tile that are the thread's.
+template <class Work>
+__device__ __forceinline__ void for_eights(Work work) {
 #pragma unroll 4
-    for (int i = threadIdx.x; i < TILE * DIM / 8; i += THREADS) {
-        const int row = i / (DIM / 8), d = i % (DIM / 8) * 8;
-        copy_if(ring.has(tile + row), &to[row][d],
-                head + ring.slot_of(tile + row) * (N_HEAD_KV * DIM) + d);
-    }
+    for (int i = threadIdx.x; i < TILE * DIM / 8; i += THREADS)
+        work(i / (DIM / 8), i % (DIM / 8) * 8);
 }
 
-// A warp's 16 rows of a head. The lane has rows g and g + 8; `at` is the position of row g.
-struct Rows {
-    u32 q[DIM / 16][4];
-    float m[2] = {NOTHING, NOTHING}, l[2] = {}, acc[PART / 8][4] = {};
-    int at;
+// Starts to bring in a tile of the block's KV head.
+template <class Type>
+__device__ void copy_tile(Tile& to, const u8* cache, const Ring& ring, int tile) {
+    for_eights([&](int row, int d) {
+        Type::copy(ring.has(tile + row), &to[row][d],
+                   cache + ring.slot_of(tile + row) * Type::SLOT, blockIdx.x * DIM + d);
+    });
+}
 
-    // q: the head's numbers of row g; n_rows: true rows from there on.
-    __device__ __forceinline__ void load(const float* from, int n_rows, float scale) {
+// It has come, and is halves.
+template <class Type>
+__device__ void take_tile(Tile& tile) {
+    wait_for_copies();
+    if (Type::CONVERTS)
+        for_eights([&](int row, int d) { Type::convert(&tile[row][d], blockIdx.x * DIM + d); });
+    __syncthreads();
+}
+
+// A warp's queries. The lane has numbers of those at g and g + 8.
+struct Attend {
+    Softmax softmax;
+    u32 q[DIM / 16][4];
+    float acc[PART / 8][4] = {};
+
+    // q: (rows, N_HEAD, DIM); row: the lane's first query of the block.
+    __device__ __forceinline__ void load(const float* from, const Block& block, int row,
+                                         float scale) {
 #pragma unroll
-        for (int i = 0; i < DIM / 4; i++) {
-            const int row = i % 2 * 8, d = i / 4 * 16 + i / 2 % 2 * 8 + threadIdx.x % 4 * 2;
-            float2 x = {0, 0};
-            if (row < n_rows)
-                x = *reinterpret_cast<const float2*>(from + row * (N_HEAD * DIM) + d);
-            q[i / 4][i % 4] = pack(x.x * scale, x.y * scale);
+        for (int r = 0; r < 2; r++) {
+            const int i = row + 8 * r;
+            softmax.last[r] = block.last(min(i, block.n - 1));
+            const float* numbers = from + block.index(min(i, block.n - 1)) * DIM;
+#pragma unroll
+            for (int j = 0; j < DIM / 8; j++) {
+                const float2 x = __ldcg(
+                    reinterpret_cast<const float2*>(numbers + 8 * j + threadIdx.x % 4 * 2));
+                q[j / 2][j % 2 * 2 + r] = pack(x.x * scale, x.y * scale);
+            }
         }
     }
 
-    // s[n][2r + i]: row g + 8r, position 8n + 2t + i of the tile.
+    // s[n][2r + i]: query g + 8r, position 8n + 2t + i of the tile.
     __device__ __forceinline__ void score(const Tile& k, float (&s)[TILE / 8][4]) const {
         const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -79,108 +85,75 @@ struct Rows {
         }
     }
 
-    // Scores become exponents of 2; those of positions that a row does not see become nothing.
-    __device__ __forceinline__ void mask(float (&s)[TILE / 8][4], int tile, int window) const {
-        const int first = at - threadIdx.x % 32 / 4, t = threadIdx.x % 4;  // of the warp's rows
-        const bool all = tile + TILE <= first + 1 && (!window || tile > first + 15 - window);
-#pragma unroll
-        for (int i = 0; i < TILE / 2; i++) {
-            float& x = s[i / 4][i % 4];
-            x *= LOG2_E;
-            const int back = at + i % 4 / 2 * 8 - (tile + i / 4 * 8 + 2 * t + i % 2);
-            if (!all && (back < 0 || (window && back >= window))) x = NOTHING;
-        }
-    }
-
-    __device__ __forceinline__ void weigh(float (&s)[TILE / 8][4]) {
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            float top = NOTHING;
-#pragma unroll
-            for (int i = 0; i < TILE / 4; i++) top = fmaxf(top, s[i / 2][2 * r + i % 2]);
-            top = fmaxf(m[r], ceilf(row_max(top)));
-            const float keep = power_of_2(m[r] - top);
-            m[r] = top, l[r] *= keep;
-#pragma unroll
-            for (int i = 0; i < TILE / 4; i++) {
-                float& x = s[i / 2][2 * r + i % 2];
-                x = power_of_2(x - top);
-                l[r] += x;
-            }
-#pragma unroll
-            for (int j = 0; j < PART / 8; j++) acc[j][2 * r] *= keep, acc[j][2 * r + 1] *= keep;
-        }
-    }
-
     // Values from number `part` on.
     __device__ __forceinline__ void add(const float (&s)[TILE / 8][4], const Tile& v, int part) {
         const int lane = threadIdx.x % 32;
 #pragma unroll
-        for (int n = 0; n < TILE / 8; n += 2) {
-            const u32 p[4] = {pack(s[n][0], s[n][1]), pack(s[n][2], s[n][3]),
-                              pack(s[n + 1][0], s[n + 1][1]), pack(s[n + 1][2], s[n + 1][3])};
+        for (int n = 0; n < TILE / 16; n++) {
+            u32 p[4];
+            operand(p, s, n);
 #pragma unroll
             for (int d = 0; d < PART; d += 16) {
                 u32 b[4];
-                load_transposed(b, &v[8 * n + lane % 16][part + d + lane / 16 * 8]);
+                load_transposed(b, &v[16 * n + lane % 16][part + d + lane / 16 * 8]);
                 multiply(acc[d / 8], p, b[0], b[1]);
                 multiply(acc[d / 8 + 1], p, b[2], b[3]);
             }
         }
     }
-
-    // out: the part's numbers of row g; n_rows: true rows from there on.
-    __device__ __forceinline__ void write(float* out, int n_rows) {
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const float scale = __fdividef(1, row_sum(l[r]));
-            if (8 * r >= n_rows) continue;
-#pragma unroll
-            for (int j = 0; j < PART / 8; j++)
-                *reinterpret_cast<float2*>(out + 8 * r * (N_HEAD * DIM) + 8 * j +
-                                           threadIdx.x % 4 * 2) =
-                    {acc[j][2 * r] * scale, acc[j][2 * r + 1] * scale};
-        }
-    }
 };
 
-// Blocks are (rows / BLOCK_ROWS, N_HEAD); the last rows, which see most, come first.
-extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
-attention_rows(const float* q, const __half* cache_k, const __half* cache_v, const int* pos,
-               const int* n_rows, float* out, float scale, float softcap, int window,
-               int n_slots) {
+__device__ __forceinline__ void attend_rows(const float* q, const u8* cache_k,
+                                            const u8* cache_v, const int* pos,
+                                            const int* n_rows, float* out, float scale,
+                                            float softcap, int window, int n_slots) {
     __shared__ __align__(16) Tile k, v;
     pdl_launch_dependents();
     pdl_wait();
-    const int first = (gridDim.x - 1 - blockIdx.x) * BLOCK_ROWS;
-    const int n = min(*n_rows - first, BLOCK_ROWS);
-    if (n <= 0) return;
-    const int low = window ? max(0, *pos + first + 1 - window) : 0, last = *pos + first + n - 1;
-    const Ring ring(low, last + 1, n_slots);
-    const __half* keys = cache_k + blockIdx.y / GROUP * DIM;
-    const __half* values = cache_v + blockIdx.y / GROUP * DIM;
+    const Block block(pos, n_rows);
+    if (block.n <= 0) return;
+    int low = block.low(window), end = block.last(block.n - 1) + 1;
+#ifdef MAX_CHUNKS
+    const Chunk chunk(block.position, *n_rows, window);
+    low = max(low, chunk.start), end = min(end, chunk.stop);
+    if (low >= end) return write_nothing(block, out);
+#endif
+    const Ring ring(low, end, n_slots);
     int tile = low / TILE * TILE;
-    copy_tile(k, keys, ring, tile);
+    copy_tile<kv::TYPE_K>(k, cache_k, ring, tile);
 
-    Rows rows;
+    Attend a;
     const int row = threadIdx.x / 32 / SHARES * 16 + threadIdx.x % 32 / 4;  // g
     const int part = threadIdx.x / 32 % SHARES * PART;
-    const size_t offset = (static_cast<size_t>(first + row) * N_HEAD + blockIdx.y) * DIM;
-    rows.at = *pos + first + row;
-    rows.load(q + offset, n - row, scale);
-    for (; tile <= last; tile += TILE) {
-        float s[TILE / 8][4];
-        wait_for_copies();
-        __syncthreads();  // the keys are there, and the last values are used
-        copy_tile(v, values, ring, tile);
-        rows.score(k, s);
-        wait_for_copies();
-        __syncthreads();  // the values are there, and the keys are used
-        if (tile + TILE <= last) copy_tile(k, keys, ring, tile + TILE);
+    a.load(q, block, row, scale);
+    for (; tile < end; tile += TILE) {
+        float s[TILE / 8][4], keep[2];
+        take_tile<kv::TYPE_K>(k);  // the last values are used now
+        copy_tile<kv::TYPE_V>(v, cache_v, ring, tile);
+        a.score(k, s);
+        take_tile<kv::TYPE_V>(v);  // the keys are used now
+        if (tile + TILE < end) copy_tile<kv::TYPE_K>(k, cache_k, ring, tile + TILE);
         cap(s, softcap);
-        rows.mask(s, tile, window);
-        rows.weigh(s);
-        rows.add(s, v, part);
+        a.softmax.mask(s, tile, window);
+        a.softmax.weigh(s, keep);
+        shrink(a.acc, keep);
+        a.add(s, v, part);
     }
-    rows.write(out + offset + part, n - row);
+    write(a.softmax, a.acc, block, row, part, out);
 }
+
+#ifdef MAX_CHUNKS
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
+attention_rows_split(const float* q, const u8* cache_k, const u8* cache_v, const int* pos,
+                     const int* n_rows, float* chunks, float scale, float softcap, int window,
+                     int n_slots) {
+    attend_rows(q, cache_k, cache_v, pos, n_rows, chunks, scale, softcap, window, n_slots);
+}
+#else
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
+attention_rows(const float* q, const u8* cache_k, const u8* cache_v, const int* pos,
+               const int* n_rows, float* out, float scale, float softcap, int window,
+               int n_slots) {
+    attend_rows(q, cache_k, cache_v, pos, n_rows, out, scale, softcap, window, n_slots);
+}
+#endif

@@ -6,9 +6,8 @@
 #pragma once
 #include "attention.cuh"
 
-using Type = kv::KV;
-using Item = Type::Item;
-using Eight = Type::Eight;
+using TypeK = kv::TYPE_K;
+using TypeV = kv::TYPE_V;
 
 constexpr int DIM = HEAD_DIM, GROUP = N_HEAD / N_HEAD_KV;
 constexpr int HEADS = GROUP < 8 ? GROUP : 8;  // of a block: a larger group has several blocks
@@ -21,13 +20,16 @@ constexpr int Q_STRIDE = 8 * K_SPANS + 1;      // odd: eight lanes' loads are in
 constexpr int PARTIAL = MAX_CHUNKS * (DIM + 2);  // numbers of a head's partial results
 
 // Spans of a tile that are loaded at a time: as many as there is room for in registers.
-constexpr int K_AT_ONCE = (DIM > 128 ? 2 : 4) / Type::PARTS;
-constexpr int V_AT_ONCE = (DIM > 128 ? 1 : 2 / Type::PARTS);
-constexpr int MIN_BLOCKS = DIM <= 64 && Type::PARTS == 1 ? 4 : 2;
+constexpr int K_AT_ONCE = (DIM > 128 ? 2 : 4) / TypeK::PARTS;
+constexpr int V_AT_ONCE = (DIM > 128 ? 1 : 2 / TypeV::PARTS);
+constexpr int K_PAIRS = ((K_AT_ONCE < K_SPANS ? K_AT_ONCE : K_SPANS) + 1) / 2;  // of scales: one
+constexpr int V_PAIRS = V_AT_ONCE < V_SPANS ? V_AT_ONCE : V_SPANS;              // for 64 numbers
+constexpr int MIN_BLOCKS = DIM <= 64 && TypeK::PARTS * TypeV::PARTS == 1 ? 4 : 2;
 
 struct Shared {
     uint4 q[8][Q_STRIDE];             // scaled queries by fours: two, what they lost, two more, ..
-    alignas(16) Item k[DIM], v[DIM];  // of the new position
+    alignas(16) u8 k[TypeK::HEAD];    // of the new position
+    alignas(16) u8 v[TypeV::HEAD];
     union {
         alignas(16) float heads[HEADS + 2][DIM];  // q, k and v of the new position
         alignas(16) float sums[2][8][DIM + 4];
@@ -52,13 +54,15 @@ __device__ inline int n_heads() {
 
 // One head of the cache.
 struct Head {
-    const Item *k, *v;
+    const u8 *k, *v;
     Ring ring;
 
-    __device__ Head(const Item* k, const Item* v, Ring ring)
-        : k(k + kv_head() * DIM), v(v + kv_head() * DIM), ring(ring) {}
-
-    __device__ size_t at(int position) const { return ring.slot_of(position) * (N_HEAD_KV * DIM); }
+    __device__ const u8* keys_at(int position) const {
+        return k + ring.slot_of(position) * TypeK::SLOT;
+    }
+    __device__ const u8* values_at(int position) const {
+        return v + ring.slot_of(position) * TypeV::SLOT;
+    }
 };
 
 // Are there numbers for lane `mine` of every `of` in a span? Known when compiling for whole spans.
@@ -67,32 +71,40 @@ __device__ inline bool exists(int span, int mine, int of) {
 }
 
 struct Keys {
-    Eight of[2][K_AT_ONCE];  // positions g and g + 8 of a tile, from a first span on
+    TypeK::Scales<K_PAIRS> scales[2];
+    TypeK::Eight of[2][K_AT_ONCE];  // positions g and g + 8 of a tile, from a first span on
 
     __device__ __forceinline__ void load(const Head& head, int tile, int first) {
 #pragma unroll
         for (int n = 0; n < 2; n++) {
             const int position = tile + 8 * n + quad();
             const bool there = head.ring.has(position);
-            const Item* k = head.k + head.at(position) + 32 * first + 8 * in_quad();
+            const u8* slot = head.keys_at(position);
+            const int at = kv_head() * DIM + 32 * first + 8 * in_quad();
+            scales[n].load_if(there, slot, kv_head() * DIM + 32 * first);
 #pragma unroll
             for (int s = 0; s < K_AT_ONCE && first + s < K_SPANS; s++)
-                of[n][s] = Type::load_if(there && exists(first + s, in_quad(), 4), k + 32 * s);
+                of[n][s] = TypeK::load_if(there && exists(first + s, in_quad(), 4), slot,
+                                          at + 32 * s);
         }
     }
     // The key of a position that the cache does not have yet.
-    __device__ __forceinline__ void replace(int tile, int position, const Item* k, int first) {
+    __device__ __forceinline__ void replace(int tile, int position, const u8* k, int first) {
 #pragma unroll
-        for (int n = 0; n < 2; n++)
+        for (int n = 0; n < 2; n++) {
+            if (tile + 8 * n + quad() != position) continue;
+            scales[n].fetch(k, 32 * first);
 #pragma unroll
             for (int s = 0; s < K_AT_ONCE && first + s < K_SPANS; s++)
-                if (tile + 8 * n + quad() == position && exists(first + s, in_quad(), 4))
-                    of[n][s] = Type::fetch(k + 32 * (first + s) + 8 * in_quad());
+                if (exists(first + s, in_quad(), 4))
+                    of[n][s] = TypeK::fetch(k, 32 * (first + s) + 8 * in_quad());
+        }
     }
 };
 
 struct Values {
-    Eight of[4][V_AT_ONCE];  // positions 2t, 2t + 1, 2t + 8 and 2t + 9, from a first span on
+    TypeV::Scales<V_PAIRS> scales[4];
+    TypeV::Eight of[4][V_AT_ONCE];  // positions 2t, 2t + 1, 2t + 8 and 2t + 9, from a first span on
 
     static __device__ int offset(int i) { return 2 * in_quad() + i % 2 + i / 2 * 8; }
 
@@ -101,19 +113,25 @@ struct Values {
         for (int i = 0; i < 4; i++) {
             const int position = tile + offset(i);
             const bool there = head.ring.has(position);
-            const Item* v = head.v + head.at(position) + 64 * first + 8 * quad();
+            const u8* slot = head.values_at(position);
+            const int at = kv_head() * DIM + 64 * first + 8 * quad();
+            scales[i].load_if(there, slot, kv_head() * DIM + 64 * first);
 #pragma unroll
             for (int s = 0; s < V_AT_ONCE && first + s < V_SPANS; s++)
-                of[i][s] = Type::load_if(there && exists(first + s, quad(), 8), v + 64 * s);
+                of[i][s] = TypeV::load_if(there && exists(first + s, quad(), 8), slot,
+                                          at + 64 * s);
         }
     }
-    __device__ __forceinline__ void replace(int tile, int position, const Item* v, int first) {
+    __device__ __forceinline__ void replace(int tile, int position, const u8* v, int first) {
 #pragma unroll
-        for (int i = 0; i < 4; i++)
+        for (int i = 0; i < 4; i++) {
+            if (tile + offset(i) != position) continue;
+            scales[i].fetch(v, 64 * first);
 #pragma unroll
             for (int s = 0; s < V_AT_ONCE && first + s < V_SPANS; s++)
-                if (tile + offset(i) == position && exists(first + s, quad(), 8))
-                    of[i][s] = Type::fetch(v + 64 * (first + s) + 8 * quad());
+                if (exists(first + s, quad(), 8))
+                    of[i][s] = TypeV::fetch(v, 64 * (first + s) + 8 * quad());
+        }
     }
 };
 
@@ -129,8 +147,8 @@ __device__ __forceinline__ void score(const Shared& shared, const Keys& keys, in
 #pragma unroll
         for (int n = 0; n < 2; n++)
 #pragma unroll
-            for (int part = 0; part < Type::PARTS; part++) {
-                const uint4 k = Type::part(keys.of[n][s], part);
+            for (int part = 0; part < TypeK::PARTS; part++) {
+                const uint4 k = TypeK::part(keys.of[n][s], part, keys.scales[n].of(32 * s));
                 multiply(c[n], a, k.x, k.y);
                 multiply(c[n], b, k.z, k.w);
             }
@@ -186,11 +204,13 @@ struct Sums {
                 const u32 halves = j % 2 ? 0x7632 : 0x5410;
                 float c[4] = {};
 #pragma unroll
-                for (int part = 0; part < Type::PARTS; part++) {
+                for (int part = 0; part < TypeV::PARTS; part++) {
                     u32 v[4];
 #pragma unroll
                     for (int i = 0; i < 4; i++)
-                        v[i] = word(Type::part(values.of[i][s], part), j / 2);
+                        v[i] = word(TypeV::part(values.of[i][s], part,
+                                                values.scales[i].of(64 * s + 8 * quad())),
+                                    j / 2);
                     multiply(c, p, __byte_perm(v[0], v[1], halves),
                              __byte_perm(v[2], v[3], halves));
                 }

@@ -62,12 +62,15 @@ __device__ void stage_heads(Shared& shared, const New& fresh, int position) {
     __syncthreads();
 }
 
-// The group's first block writes the cache.
-__device__ void store_new(Shared& shared, Item* k, Item* v) {
-    for (int d = threadIdx.x; d < DIM; d += THREADS) {
-        shared.k[d] = Type::item(shared.heads[n_heads()][d]);
-        shared.v[d] = Type::item(shared.heads[n_heads() + 1][d]);
-        if (blockIdx.y % SHARES == 0) k[d] = shared.k[d], v[d] = shared.v[d];
+// A warp stores k, another v: for this block, and the group's first block in the cache.
+__device__ void store_new(Shared& shared, u8* k, u8* v) {
+    const float* heads = shared.heads[n_heads()];
+    if (warp_index() == 0) {
+        kv::keep_head<TypeK>(shared.k, heads);
+        if (blockIdx.y % SHARES == 0) kv::store_head<TypeK>(k, kv_head(), heads);
+    } else if (warp_index() == 1) {
+        kv::keep_head<TypeV>(shared.v, heads + DIM);
+        if (blockIdx.y % SHARES == 0) kv::store_head<TypeV>(v, kv_head(), heads + DIM);
     }
 }
 
@@ -79,17 +82,18 @@ __device__ void load_weights(Shared& shared, const float* q_norm, const float* k
         shared.norm[0][d] = q_norm[d], shared.norm[1][d] = k_norm[d];
 }
 
-__device__ __forceinline__ void rope_attend(Shared& shared, New fresh, int position, Item* cache_k,
-                                            Item* cache_v, float* partials, unsigned* counters,
+__device__ __forceinline__ void rope_attend(Shared& shared, New fresh, int position, u8* cache_k,
+                                            u8* cache_v, float* partials, unsigned* counters,
                                             float* out, float softcap, int window, int n_slots) {
     const Span span(position, window);
     if (blockIdx.x >= span.n_chunks) return;
     fresh.needed = (span.n_chunks - 1) % gridDim.x == blockIdx.x;
-    const Head head(cache_k, cache_v, Ring(span.low, position, n_slots));
+    const Head head = {cache_k, cache_v, Ring(span.low, position, n_slots)};
     attend(shared, span, head, 0, partials, out, softcap, [&] {
         stage_heads(shared, fresh, position);
-        const size_t at = (position % n_slots * N_HEAD_KV + kv_head()) * size_t(DIM);
-        if (fresh.needed) store_new(shared, cache_k + at, cache_v + at);
+        const size_t slot = position % n_slots;
+        if (fresh.needed)
+            store_new(shared, cache_k + slot * TypeK::SLOT, cache_v + slot * TypeV::SLOT);
         stage_queries(shared, &shared.heads[0][0], fresh.scale);
         __syncthreads();
     });
@@ -98,8 +102,8 @@ __device__ __forceinline__ void rope_attend(Shared& shared, New fresh, int posit
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 rope_attention_decode(const float* q, const float* k, const float* v, const float* q_norm,
-                      const float* k_norm, const float* inv_freq, const int* pos, Item* cache_k,
-                      Item* cache_v, float* partials, unsigned* counters, float* out, float scale,
+                      const float* k_norm, const float* inv_freq, const int* pos, u8* cache_k,
+                      u8* cache_v, float* partials, unsigned* counters, float* out, float scale,
                       float softcap, float mscale, float eps, int window, int n_slots) {
     __shared__ Shared shared;
     pdl_launch_dependents();
@@ -111,8 +115,8 @@ rope_attention_decode(const float* q, const float* k, const float* v, const floa
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 rope_attention_split(const float* q, const float* k, const float* v, const float* q_norm,
-                     const float* k_norm, const float* inv_freq, const int* pos, Item* cache_k,
-                     Item* cache_v, float* chunks, float scale, float softcap, float mscale,
+                     const float* k_norm, const float* inv_freq, const int* pos, u8* cache_k,
+                     u8* cache_v, float* chunks, float scale, float softcap, float mscale,
                      float eps, int window, int n_slots) {
     __shared__ Shared shared;
     pdl_launch_dependents();

@@ -22,10 +22,12 @@ MOST_SHOWN = 5
 
 
 def verify(file: GGUFFile, device: Device, inspection: Inspection, n_ctx: int | None = None,
-           progress: Progress | None = None) -> Inspection:
+           progress: Progress | None = None,
+           types: tuple[str | None, str | None] = (None, None)) -> Inspection:
     """Loads the model and holds what the device makes of it against the inspection: see `hold`."""
     warnings = list[str]()
-    runner = Runner(file, device, inspection.setting.mode, n_ctx, progress, warnings.append)
+    runner = Runner(file, device, inspection.setting.mode, n_ctx, progress, warnings.append,
+                    type_k=types[0], type_v=types[1])
     try:
         return hold(runner, inspection, warnings)
     finally:

@@ -8,8 +8,8 @@ a function of the position. Knows buffers and a device's memory, no model.
 from collections.abc import Sequence
 
 from llamagraph.kernels.attention import AttentionShape, LayerKV
+from llamagraph.kernels.kv import cache_buffer
 from llamagraph.program.device import Memory
-from llamagraph.program.launch import dense
 
 RANGE_ALIGNMENT = 2 << 20  # bytes; the page of a GPU's virtual memory
 GROW_SLOTS = 256
@@ -23,19 +23,24 @@ def n_slots(shape: AttentionShape, n_ctx: int, max_rows: int) -> int:
 
 
 class KVCache:
-    """The layers' buffers in the `kv` arena, of `n_bytes` when all is in use."""
+    """The layers' buffers in the `kv` arena, of `n_bytes` when all is in use.
 
-    def __init__(self, shapes: Sequence[AttentionShape], n_ctx: int, max_rows: int, dtype: str):
+    `types` are those of keys and of values, as in `kernels.kv`.
+    """
+
+    def __init__(self, shapes: Sequence[AttentionShape], n_ctx: int, max_rows: int,
+                 types: tuple[str, str]):
         self.layers: list[LayerKV] = []
         self.n_bytes = 0
         self.usable = 0  # positions
         for i, shape in enumerate(shapes):
             size = (n_slots(shape, n_ctx, max_rows), shape.n_head_kv, shape.head_dim)
-            k, v = (self._buffer(f"cache_{x}.{i}", size, dtype) for x in "kv")
+            k, v = (self._buffer(f"cache_{x}.{i}", size, dtype)
+                    for x, dtype in zip("kv", types, strict=True))
             self.layers.append(LayerKV(k, v))
 
     def _buffer(self, name: str, size: tuple[int, int, int], dtype: str):
-        buffer = dense(name, "kv", self.n_bytes, size, dtype)
+        buffer = cache_buffer(name, self.n_bytes, size, dtype)
         self.n_bytes = -(-buffer.stop // RANGE_ALIGNMENT) * RANGE_ALIGNMENT
         return buffer
 

@@ -168,7 +168,8 @@ class Model:
 
     def __init__(self, file: GGUFFile, device: Device, mode: str | None = None,
                  n_ctx: int | None = None, progress: Callable[[str, int, int], None] | None = None,
-                 warn: Callable[[str], None] = lambda _: None, n_ubatch: int = 512):
+                 warn: Callable[[str], None] = lambda _: None, n_ubatch: int = 512,
+                 type_k: str | None = None, type_v: str | None = None):
         start = time.perf_counter()
         self.file, self.path = file, file.path
         self.tokenizer = Tokenizer(file.metadata, str(file.path))
@@ -178,7 +179,8 @@ class Model:
         for warning in self.tokenizer.warnings:
             warn(warning)
         self.sampling_defaults = file_defaults(file.metadata)
-        self.runner = Runner(file, device, mode, n_ctx, progress, warn, n_ubatch)
+        self.runner = Runner(file, device, mode, n_ctx, progress, warn, n_ubatch, type_k,
+                             type_v)
         self.load_seconds = time.perf_counter() - start
 
     def generate(self, prompt: str | Sequence[int], *, limit: int = -1,
@@ -262,12 +264,14 @@ def open(path: str | Path | GGUFFile | None = None, *, device: str | Device | No
          l2_persist: str = "off", offline: bool = False,
          progress: Callable[[str, int, int], None] | None = None,
          warn: Callable[[str], None] = lambda _: None, n_ubatch: int = 512,
-         overrides: Mapping[str, Any] | None = None) -> Model:
+         overrides: Mapping[str, Any] | None = None, type_k: str | None = None,
+         type_v: str | None = None) -> Model:
     """Opens a GGUF file (None: the default model, fetched once) on a device.
 
     `path` may also be an open GGUFFile, which the model then closes. `device` is "auto", "cpu",
     "cuda" or an open device; `mode` one of `llamagraph.execute`'s EXECUTORS; `n_ctx` the longest
     sequence (None: the model's own); `n_ubatch` the most tokens of a prompt that a step reads.
+    `type_k` and `type_v` are the types of the KV cache: f32, f16, bf16, q8_0 or q4_0.
     `overrides` are metadata in place of the file's. With `l2_persist` "auto" a GPU keeps what it
     can of the weights in its L2 cache. `warn` hears single lines.
     """
@@ -279,7 +283,7 @@ def open(path: str | Path | GGUFFile | None = None, *, device: str | Device | No
         if device is None or isinstance(device, str):
             device = opened = open_device(device or "auto", n_threads=n_threads, warn=warn,
                                           persist=l2_persist == "auto")
-        return Model(file, device, mode, n_ctx, progress, warn, n_ubatch)
+        return Model(file, device, mode, n_ctx, progress, warn, n_ubatch, type_k, type_v)
     except BaseException:
         if opened is not None:
             opened.close()

@@ -10,6 +10,7 @@ from llamagraph import models
 from llamagraph.errors import FormatError, LlamaGraphError
 from llamagraph.gguf.reader import GGUFFile
 from llamagraph.kernels.attention import attention_class
+from llamagraph.kernels.kv import BLOCK, TYPES, fits
 from llamagraph.kernels.layouts import layout, stored_bytes
 from llamagraph.kernels.step import step_io
 from llamagraph.kvcache import KVCache
@@ -71,17 +72,19 @@ class Planner:
     """A model's config, and its buffers on a target: `weights`, `io` and `kv` for `n_ctx` tokens.
 
     `buffers` are the weights by name: the file's tensors and the rope tables, `weights_bytes` long.
-    Raises FormatError where the tensors are not what the metadata says.
+    `type_k` and `type_v` are the types of the KV cache, by llama.cpp's names; None is f16 on a GPU
+    and f32 elsewhere. Raises FormatError where the tensors are not what the metadata says.
     """
 
-    def __init__(self, file: GGUFFile, target: Target, n_ctx: int | None = None):
+    def __init__(self, file: GGUFFile, target: Target, n_ctx: int | None = None,
+                 type_k: str | None = None, type_v: str | None = None):
         architecture = models.load(file.metadata)
         self._step, self.config = architecture.step, architecture.config(file.metadata)
         self.target, self.n_ctx = target, n_ctx or self.config.n_ctx_train
         if not 0 < self.n_ctx <= MAX_CONTEXT:
             raise LlamaGraphError(f"-c {self.n_ctx}: a context has 1 to {MAX_CONTEXT} tokens")
-        kv_type = "F16" if target.is_cuda else "F32"
-        self.kv = KVCache(self.config.layers, self.n_ctx, ROW_BUCKETS[-1], kv_type)
+        types = self._kv_type("-ctk", type_k), self._kv_type("-ctv", type_v)
+        self.kv = KVCache(self.config.layers, self.n_ctx, ROW_BUCKETS[-1], types)
         self.n_vocab = self._check_shapes(file)
         self.io = step_io(self.n_ctx, self.n_vocab)
         self.buffers: dict[str, Buffer] = {}
@@ -92,6 +95,16 @@ class Planner:
             except LlamaGraphError as error:
                 raise LlamaGraphError(f"{file.path}: {name}: {error}") from None
         self.weights = Weights(self.buffers, str(file.path))
+
+    def _kv_type(self, option: str, name: str | None) -> str:
+        """The type of that name, which the heads of every layer must fit."""
+        dtype = TYPES.get(name or ("f16" if self.target.is_cuda else "f32"))
+        if dtype is None:
+            raise LlamaGraphError(f"{option} {name}: the KV cache can be {', '.join(TYPES)}")
+        if bad := [x.head_dim for x in self.config.layers if not fits(dtype, x.head_dim)]:
+            raise LlamaGraphError(f"{option} {name}: heads of {bad[0]} numbers are no whole blocks "
+                                  f"of {BLOCK}; use f16 or bf16")
+        return dtype
 
     def _check_shapes(self, file: GGUFFile) -> int:
         """The tensors against the metadata, before anything is allocated; the vocabulary's size."""

@@ -41,15 +41,16 @@ class Runner:
     """A loaded model on a device, and one sequence of up to `n_ctx` tokens.
 
     `progress(label, done, total)` hears of the bytes loaded, `warn` a line where graphs fail.
-    A step reads at most `n_ubatch` tokens of a prompt.
+    A step reads at most `n_ubatch` tokens of a prompt; `type_k` and `type_v` as for the planner.
     """
 
     def __init__(self, file: GGUFFile, device: Device, mode: str = "stream",
                  n_ctx: int | None = None, progress: Progress | None = None,
-                 warn: Callable[[str], None] = lambda _: None, n_ubatch: int = ROW_BUCKETS[-1]):
+                 warn: Callable[[str], None] = lambda _: None, n_ubatch: int = ROW_BUCKETS[-1],
+                 type_k: str | None = None, type_v: str | None = None):
         self.device, self.mode, self._warn = device, mode, warn
         self.most_rows = min(n_ubatch, ROW_BUCKETS[-1])
-        planner = Planner(file, device.target, n_ctx)
+        planner = Planner(file, device.target, n_ctx, type_k, type_v)
         self.plan, self.config, self.n_vocab = planner.plan, planner.config, planner.n_vocab
         self.io, self.kv, self.weights = planner.io, planner.kv, planner.weights
         self._asked, self.n_ctx = n_ctx, planner.n_ctx

@@ -213,3 +213,11 @@ def test_damage_ends_with_exit_code_1_and_one_line_within_two_gigabytes(tmp_path
 
 def limit_addresses():
     resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+
+
+def test_the_types_of_the_kv_cache_are_llama_clis(path):
+    arguments = "-m", path, "hello", "-n", "5", "--temp", "0", "--ignore-eos"
+    assert invoke(*arguments, "-ctk", "bf16", "--cache-type-v", "f16").exit_code == 0
+    refused = invoke(*arguments, "-ctk", "q8_0")
+    assert "-ctk q8_0: heads of 16 numbers" in str(refused.exception)
+    assert invoke(*arguments, "-ctv", "q5_1").exit_code == 2

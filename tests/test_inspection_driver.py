@@ -133,7 +133,7 @@ def test_where_there_is_nothing_to_read_back_it_is_said(path, planner):
 
 @pytest.mark.parametrize("setting, steps, at", [
     (Setting(depth=240), 40, {257: 3}), (Setting(depth=260), 60, {}),
-    (Setting(rows=8, depth=240), 3, {264: 3}), (Setting(depth=250, sampler="host"), 10, {257: 3}),
+    (Setting(rows=8, depth=240), 3, {}), (Setting(depth=250, sampler="host"), 10, {257: 3}),
 ])
 def test_the_steps_that_are_run_update_what_was_planned(path, planner, setting, steps, at):
     found = read(path, planner, "build", setting=setting, steps=steps)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from llamagraph.kernels.kv import empty, pair
 from llamagraph.kernels.rope import rope_store, store
 from llamagraph.kernels.step import step_io
 from llamagraph.program.launch import StepKey, dense
@@ -33,10 +34,14 @@ def test_pairs_turn_by_their_angle_and_slots_go_round():
             expected = turned(then[:n].reshape(n, -1, dim), angle, mscale, c["NEOX"])
             assert np.allclose(now[:n].reshape(n, -1, dim), expected, atol=2e-6)
             assert np.array_equal(now[n:], then[n:])
-        for cache, x in ((cache_k, k), (cache_v, v)):
-            stored = x[:n].reshape(n, -1, dim).astype(cache.dtype)
-            assert np.array_equal(cache[where % n_slots], stored)
-            assert np.count_nonzero(cache) == np.count_nonzero(stored)
+        types = c["TYPE_K"], c["TYPE_V"]
+        for cache, x in zip(pair(cache_k, cache_v, types, c["N_HEAD_KV"], dim), (k, v),
+                            strict=True):
+            stored, others = empty(n, c["N_HEAD_KV"], dim, cache.dtype), np.ones(n_slots, bool)
+            stored.write(np.arange(n), x[:n].reshape(n, -1, dim))
+            assert np.array_equal(cache.array[where % n_slots], stored.array)
+            others[where % n_slots] = False
+            assert not cache.array[others].any()
 
 
 @pytest.mark.parametrize("rows", [8, 512])
@@ -47,7 +52,8 @@ def test_one_launch_with_the_shapes_as_constants(rows):
     store(tape, q, k, v, dense("rope", "weights", 0, (24,)), *caches, neox=True, mscale=1.5)
     (launch,) = tape.program().launches
     assert dict(launch.kernel.constants) == {
-        "NEOX": 1, "KV": "F16", "N_HEAD": 8, "N_HEAD_KV": 2, "HEAD_DIM": 64, "N_ROT": 48
+        "NEOX": 1, "TYPE_K": "F16", "TYPE_V": "F16", "N_HEAD": 8, "N_HEAD_KV": 2,
+        "HEAD_DIM": 64, "N_ROT": 48
     }
     assert launch.geometry.grid == (rows, 2, 1)  # 12 heads of q, k and v, 8 a block
     assert launch.args[-2:] == (1.5, 96)

@@ -13,7 +13,7 @@ import click
 
 from llamagraph.cli.bench import _open_file
 from llamagraph.cli.console import ProgressBar, note
-from llamagraph.cli.options import MODES, persist_option, show_version
+from llamagraph.cli.options import MODES, kv_options, persist_option, show_version
 
 if TYPE_CHECKING:
     from llamagraph.inspection import Group, Inspection, Node, Setting
@@ -58,6 +58,7 @@ SAMPLERS = ["greedy", "chain", "host"]
 @click.option("--diff", nargs=2, metavar="A B",
               help="Compare two settings, as in: --diff rows=1 rows=8,depth=100,mode=capture")
 @click.option("--offline", is_flag=True, help="Never fetch anything.")
+@kv_options
 @show_version
 def inspect_graph(**options: Any) -> None:
     """Show the nodes, edges, bytes and updates of a step's graph."""
@@ -75,7 +76,7 @@ def inspect_graph(**options: Any) -> None:
         file = opened.enter_context(_open_file(options))
         device = _device(options, opened)
         planner = Planner(file, device.target if device else _target(options),
-                          options["n_ctx"] or None)
+                          options["n_ctx"] or None, options["type_k"], options["type_v"])
         if options["diff"]:
             _compare(planner, setting, options)
             return
@@ -84,7 +85,8 @@ def inspect_graph(**options: Any) -> None:
             from llamagraph.inspection_driver import verify
 
             bar = ProgressBar()
-            inspection = verify(file, device, inspection, planner.n_ctx, bar)
+            inspection = verify(file, device, inspection, planner.n_ctx, bar,
+                                types=(options["type_k"], options["type_v"]))
             bar.close()
         _show(inspection, file.path.name, options)
 

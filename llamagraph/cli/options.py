@@ -11,6 +11,7 @@ from llamagraph import __version__
 from llamagraph.cli.groups import LineError, OneText, grouped
 
 MODES = ["stream", "capture", "build", "partial"]
+KV_TYPES = ["f32", "f16", "bf16", "q8_0", "q4_0"]
 DEVICE_NAME = re.compile(r"(auto|cpu|cuda)|cuda:?(\d+)", re.IGNORECASE)
 
 def only(*values: str, advice: str) -> Callable[..., str]:
@@ -47,6 +48,11 @@ place_options = grouped(
     persist_option,
     title="GPU and graphs",
 )
+kv_options = grouped(*(
+    click.option(f"-ct{x}", f"--cache-type-{x}", f"type_{x}", type=click.Choice(KV_TYPES),
+                 help=f"Type of the KV cache's {what}: f16 on a GPU, f32 on the CPU if not given.")
+    for x, what in (("k", "keys"), ("v", "values"))
+), title="Model")
 device_options = grouped(
     place_options,
     click.option("--graph/--no-graph", default=None,

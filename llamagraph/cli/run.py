@@ -13,6 +13,7 @@ from llamagraph.cli.options import (
     check_layers,
     chosen_mode,
     device_options,
+    kv_options,
     load_options,
     metadata_overrides,
     model_options,
@@ -51,6 +52,7 @@ def _print_devices(context: click.Context, _: click.Parameter, wanted: bool) -> 
 @click.argument("prompt", required=False)
 @model_options
 @load_options
+@kv_options
 @prompt_options
 @sampling_options
 @grammar_options
@@ -106,6 +108,7 @@ def _open(options: dict[str, Any], note: Notes) -> Any:
             n_ctx=options["n_ctx"] or None, n_threads=options["threads"], progress=bar,
             n_ubatch=min(options["n_ubatch"], options["n_batch"]), warn=note.warn,
             l2_persist=options["l2_persist"],
+            type_k=options["type_k"], type_v=options["type_v"],
         )
     if layers and not model.runner.device.target.is_cuda:
         note.warn(f"-ngl {layers}: there is no GPU; running on the CPU")

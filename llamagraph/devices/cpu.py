@@ -25,7 +25,8 @@ from llamagraph.program.device import GraphNode, Repack
 from llamagraph.program.launch import Buffer, Call, Kernel
 from llamagraph.program.target import Target, target_named
 
-DTYPES = {"F32": "<f4", "F16": "<f2", "I32": "<i4", "U32": "<u4", "I8": "<i1", "U8": "<u1"}
+DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I32": "<i4", "U32": "<u4", "I8": "<i1",
+          "U8": "<u1"}
 POISON = 0xFF  # a NaN in every float type
 
 
@@ -67,6 +68,9 @@ class CpuMemory:
         if buffer.arena == "weights":
             return self._weights[buffer]
         arena = self._arenas[buffer.arena]
+        if buffer.dtype not in DTYPES:  # a quantised KV cache: the bytes of each slot
+            shape = buffer.shape[0], buffer.n_bytes // buffer.shape[0]
+            return np.ndarray(shape, np.uint8, arena.data, buffer.start)
         return np.ndarray(buffer.shape, DTYPES[buffer.dtype], arena.data, buffer.start)
 
     host_view = view

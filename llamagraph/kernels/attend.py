@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from llamagraph.kernels.kv import Cache
+
 MAX_CHUNKS = 64
 MASKED = np.float32(-1e30)
 LOG2_E = np.float32(1.44269504)
@@ -59,15 +61,15 @@ def halves(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float16).astype(np.float32)
 
 
-def chunks(q: np.ndarray, cache_k: np.ndarray, cache_v: np.ndarray, first: int, how: Scoring,
-           chunk: int, round_to_half: bool = False) -> Iterator[Chunk]:
-    """The chunks that rows of queries see, in order.
+def chunks(q: np.ndarray, k: Cache, v: Cache, first: int, how: Scoring, chunk: int,
+           round_to_half: bool = False, origin: int | None = None) -> Iterator[Chunk]:
+    """The chunks that rows of queries see, in order; they begin at `origin`, or at multiples.
 
-    q: (n, n_head, head_dim), of the positions from `first` on; caches: (n_slots, n_head_kv,
-    head_dim), slot = position % n_slots. With `round_to_half` queries and weights are halves, and
-    maxima are the next whole powers of two above, as many rows on a GPU have it.
+    q: (n, n_head, head_dim), of the positions from `first` on; slot = position % n_slots. With
+    `round_to_half` queries, keys, values and weights are halves, and maxima are the next whole
+    powers of two above, as many rows on a GPU have it.
     """
-    n_slots, n_head_kv, head_dim = cache_k.shape
+    n_slots, n_head_kv, head_dim = k.n_slots, k.n_head_kv, k.head_dim
     n, group = len(q), q.shape[1] // n_head_kv
     queries = (
         q.reshape(n, n_head_kv, group, head_dim).transpose(1, 0, 2, 3)
@@ -75,12 +77,14 @@ def chunks(q: np.ndarray, cache_k: np.ndarray, cache_v: np.ndarray, first: int, 
     )
     queries = halves(queries) if round_to_half else queries
     low = max(0, first - how.window + 1) if how.window else 0
-    for start in range(low - low % chunk, first + n, chunk):
+    origin = low - low % chunk if origin is None else origin
+    for start in range(origin, first + n, chunk):
         where = np.arange(max(start, low), min(start + chunk, first + n))
         slots = slice(where[0], where[-1] + 1) if where[-1] < n_slots else where % n_slots
-        k, v = (c[slots].astype(np.float32, copy=False).transpose(1, 0, 2)
-                for c in (cache_k, cache_v))
-        scores = queries @ k.transpose(0, 2, 1)  # (n_head_kv, n * group, chunk)
+        keys, values = (c.read(slots).transpose(1, 0, 2) for c in (k, v))
+        if round_to_half:
+            keys, values = halves(keys), halves(values)
+        scores = queries @ keys.transpose(0, 2, 1)  # (n_head_kv, n * group, chunk)
         if how.softcap:
             scores = np.float32(how.softcap) * np.tanh(scores / np.float32(how.softcap))
         if n > 1:
@@ -93,7 +97,7 @@ def chunks(q: np.ndarray, cache_k: np.ndarray, cache_v: np.ndarray, first: int, 
         if round_to_half:
             m = np.ceil(m * LOG2_E) / LOG2_E
         p = np.exp(scores - m[..., None])
-        yield Chunk(m, p.sum(axis=-1), (halves(p) if round_to_half else p) @ v)
+        yield Chunk(m, p.sum(axis=-1), (halves(p) if round_to_half else p) @ values)
 
 
 def merge(parts: Iterator[Chunk]) -> np.ndarray:
@@ -108,10 +112,10 @@ def merge(parts: Iterator[Chunk]) -> np.ndarray:
     return acc / total[..., None]
 
 
-def attend(q: np.ndarray, cache_k: np.ndarray, cache_v: np.ndarray, first: int, how: Scoring,
-           chunk: int, round_to_half: bool = False) -> np.ndarray:
-    """Attention of rows (n, n_head * head_dim) from position `first` on; caches as in `chunks`."""
-    n, (_, n_head_kv, head_dim) = len(q), cache_k.shape
-    heads = q.reshape(n, -1, head_dim)
-    found = merge(chunks(heads, cache_k, cache_v, first, how, chunk, round_to_half))
-    return found.reshape(n_head_kv, n, -1, head_dim).transpose(1, 0, 2, 3).reshape(n, -1)
+def attend(q: np.ndarray, k: Cache, v: Cache, first: int, how: Scoring, chunk: int,
+           round_to_half: bool = False) -> np.ndarray:
+    """Attention of rows (n, n_head * head_dim) from position `first` on."""
+    n = len(q)
+    heads = q.reshape(n, -1, k.head_dim)
+    found = merge(chunks(heads, k, v, first, how, chunk, round_to_half))
+    return found.reshape(k.n_head_kv, n, -1, k.head_dim).transpose(1, 0, 2, 3).reshape(n, -1)

@@ -16,7 +16,16 @@ from llamagraph.kernels.attention_few import (
     attention_decode,
     attention_split,
 )
-from llamagraph.kernels.attention_rows import attention_rows
+from llamagraph.kernels.attention_rows import (
+    attention_plain,
+    attention_rows,
+    attention_rows_combine,
+    attention_rows_split,
+    attention_wgmma,
+    attention_wgmma_split,
+    queries_of_block,
+    runs_on_wgmma,
+)
 from llamagraph.kernels.linear import linear, linear_residual, qkv
 from llamagraph.kernels.norm import norm_add, norm_heads
 from llamagraph.kernels.rope import store
@@ -28,7 +37,8 @@ from llamagraph.program.target import Target
 from llamagraph.program.weights import Weights
 
 LONG_KV = 8192  # from this KV length on, chunks are combined by a kernel of their own
-SPLIT_ROWS = 8  # up to this many rows the KV is split among blocks, above it the rows are
+ROWS_CHUNK = 256  # positions of a chunk at least, where several rows share it
+MOST_ROWS_CHUNKS = 32
 LARGEST_HEAD = 256  # that the registers of a GPU's threads have room for
 
 
@@ -48,7 +58,7 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class LayerKV:
-    """A layer's part of the KV cache: k and v are (n_slots, n_head_kv, head_dim)."""
+    """A layer's part of the KV cache: k and v are (n_slots, n_head_kv, head_dim), as in `kv`."""
 
     k: Buffer
     v: Buffer
@@ -72,7 +82,7 @@ def attention_vars(target: Target, kv_len: int) -> dict[str, int]:
 
 def _constants(shape: AttentionShape, kv: LayerKV) -> dict[str, Any]:
     return {"N_HEAD": shape.n_head, "N_HEAD_KV": shape.n_head_kv, "HEAD_DIM": shape.head_dim,
-            "KV": kv.k.dtype}
+            "TYPE_K": kv.k.dtype, "TYPE_V": kv.v.dtype}
 
 
 def _chunked(tape: Tape, shape: AttentionShape, kv: LayerKV) -> dict[str, Any]:
@@ -101,20 +111,50 @@ def _attend(tape: Tape, q: Buffer, shape: AttentionShape, kv: LayerKV) -> Buffer
     out = tape.scratch("attn_out", *q.shape)
     seen = (q, kv.k, kv.v, io["pos"], io["n_rows"])
     how = (shape.scale, shape.softcap, shape.window, kv.k.shape[0])
-    if rows > SPLIT_ROWS:
-        tape.launch(attention_rows(**_constants(shape, kv)), *seen, out, *how, label="attn",
-                    variant="rows", reason=f"{rows} rows fill the machine", stable=False)
+    if rows > 1:
+        _attend_rows(tape, seen, how, out, shape, kv)
         return out
     constants, partials = _chunked(tape, shape, kv), _partials(tape, shape)
     if tape.key.attention == "short":
         tape.launch(attention_decode(**constants), *seen, partials, io["counters"], out, *how,
                     label="attn", variant="decode",
-                    reason=f"few rows, KV below {LONG_KV}: the last block combines", stable=False)
+                    reason=f"one row, KV below {LONG_KV}: the last block combines", stable=False)
         return out
     tape.launch(attention_split(**constants), *seen, partials, *how, label="attn",
-                variant="split", reason=f"few rows, KV from {LONG_KV}", stable=False)
+                variant="split", reason=f"one row, KV from {LONG_KV}", stable=False)
     _combine(tape, shape, kv, partials, out)
     return out
+
+
+def _attend_rows(tape: Tape, seen: tuple, how: tuple, out: Buffer, shape: AttentionShape,
+                 kv: LayerKV) -> None:
+    """Blocks share queries and KV heads; where these leave most of the machine idle, the KV too."""
+    target, rows = tape.target, tape.key.rows
+    if not target.is_cuda:
+        tape.launch(attention_plain(**_constants(shape, kv)), *seen, out, *how, label="attn",
+                    variant="plain", reason=f"{rows} rows in one product", stable=False)
+        return
+    fast = target.name == attention_wgmma.arch
+    fast = fast and runs_on_wgmma(shape.head_dim, kv.k.dtype, kv.v.dtype)
+    queries = 128 if fast else queries_of_block(shape.head_dim)
+    constants = {**_constants(shape, kv), "QUERIES": queries}
+    blocks = -(-rows * (shape.n_head // shape.n_head_kv) // queries) * shape.n_head_kv
+    n_chunks = min((1 if fast else 2) * target.n_sm // blocks // 2 * 2, MOST_ROWS_CHUNKS)
+    variant = "wgmma" if fast else "rows"
+    if n_chunks < 2:
+        one = attention_wgmma if fast else attention_rows
+        tape.launch(one(**constants), *seen, out, *how, label="attn", variant=variant,
+                    reason=f"{rows} rows: {blocks} blocks", stable=False)
+        return
+    chunks = tape.scratch("attn_chunks", rows, shape.n_head, n_chunks * (shape.head_dim + 2))
+    split = attention_wgmma_split if fast else attention_rows_split
+    tape.launch(split(**constants, CHUNK=ROWS_CHUNK, MAX_CHUNKS=n_chunks), *seen, chunks, *how,
+                label="attn", variant=f"{variant} split", stable=False,
+                reason=f"{rows} rows are {blocks} blocks: the KV in up to {n_chunks} chunks")
+    combine = attention_rows_combine(N_HEAD=shape.n_head, HEAD_DIM=shape.head_dim,
+                                     MAX_CHUNKS=n_chunks)
+    tape.launch(combine, chunks, tape.io["n_rows"], out, label="attn_combine", variant="rows",
+                reason="four numbers a thread", stable=False)
 
 
 def _rope_attend(tape: Tape, heads: tuple[Buffer, Buffer, Buffer], w: Weights,
@@ -139,20 +179,20 @@ def _rope_attend(tape: Tape, heads: tuple[Buffer, Buffer, Buffer], w: Weights,
     return out
 
 
-def _check(tape: Tape, w: Weights, shape: AttentionShape, kv: LayerKV) -> None:
+def _check(tape: Tape, w: Weights, shape: AttentionShape) -> None:
     """LlamaGraphError where a GPU has no kernel for the heads."""
-    fits = shape.head_dim % 16 == 0 and shape.head_dim <= LARGEST_HEAD and kv.k.dtype == "F16"
+    fits = shape.head_dim % 16 == 0 and shape.head_dim <= LARGEST_HEAD
     if tape.target.is_cuda and not fits:
         raise LlamaGraphError(
-            f"{w.where}: heads of {shape.head_dim} numbers in a KV cache of {kv.k.dtype}; a GPU "
-            f"takes multiples of 16 up to {LARGEST_HEAD} in F16; use --device cpu"
+            f"{w.where}: heads of {shape.head_dim} numbers; a GPU takes multiples of 16 up to "
+            f"{LARGEST_HEAD}; use --device cpu"
         )
 
 
 def attention(tape: Tape, hidden: Buffer, w: Weights, shape: AttentionShape, kv: LayerKV,
               inv_freq: Buffer, eps: float) -> None:
     """hidden += output(attention(norm(hidden))), with the layer's q, k and post norms if any."""
-    _check(tape, w, shape, kv)
+    _check(tape, w, shape)
     q, k, v = qkv(tape, hidden, w, eps)
     norms = [(x, name) for x, name in ((q, "attn_q_norm"), (k, "attn_k_norm")) if name in w]
     if tape.target.is_cuda and tape.key.rows == 1 and len(norms) != 1:

@@ -20,6 +20,7 @@ from llamagraph.kernels.attend import (
     merge,
     visible,
 )
+from llamagraph.kernels.kv import Cache, pair, random_cache
 from llamagraph.program.launch import Buffer, Geometry, In, InOut, Out, Traffic, Var, Work, kernel
 
 BLOCKS = Var("n_attn_blocks")
@@ -31,9 +32,9 @@ def split_grid(rows: int, n_head: int, n_head_kv: int) -> Geometry:
     return Geometry((BLOCKS, n_head_kv * -(-n_head // n_head_kv // HEADS), rows), 128)
 
 
-def kv_traffic(work: Work, q: Buffer, cache_k: Buffer, window: int) -> Traffic:
-    """q and what is visible of the cache, read once; as much written as q has."""
-    slot = 2 * cache_k.n_bytes // cache_k.shape[0]
+def kv_traffic(work: Work, q: Buffer, cache_k: Buffer, cache_v: Buffer, window: int) -> Traffic:
+    """q and what is visible of the caches, read once; as much written as q has."""
+    slot = sum(cache.n_bytes // cache.shape[0] for cache in (cache_k, cache_v))
     n = work.n_rows * q.shape[1] * 4
     return Traffic(n + visible(work.kv_len, window) * slot, n)
 
@@ -48,8 +49,9 @@ def _combine_geometry(target: Any, chunks: Buffer, *args: Any, HEAD_DIM: int, **
     return Geometry((chunks.shape[1], chunks.shape[0], 1), 32 * -(-HEAD_DIM // 64))
 
 
-def _cost(work: Work, q: Buffer, cache_k: Buffer, *args: Any, **constants: Any) -> Traffic:
-    return kv_traffic(work, q, cache_k, args[-2])
+def _cost(work: Work, q: Buffer, cache_k: Buffer, cache_v: Buffer, *args: Any, **constants: Any
+          ) -> Traffic:
+    return kv_traffic(work, q, cache_k, cache_v, args[-2])
 
 
 def _combine_cost(work: Work, chunks: Buffer, pos: Buffer, n_rows: Buffer, out: Buffer,
@@ -58,38 +60,42 @@ def _combine_cost(work: Work, chunks: Buffer, pos: Buffer, n_rows: Buffer, out: 
     return Traffic(n * count_chunks(work.kv_len, window, CHUNK), n)
 
 
-_EXAMPLES = (  # heads, KV heads, head_dim, type, rows, n_rows, pos, slots, softcap, window, chunk
-    (4, 2, 16, "F32", 2, 1, 45, 64, 0.0, 0, 16),
-    (9, 3, 64, "F16", 1, 1, 0, 256, 0.0, 0, 64),
-    (9, 3, 64, "F16", 8, 7, 60, 256, 0.0, 0, 64),
-    (9, 3, 64, "F16", 1, 1, 3000, 3072, 0.0, 0, 64),
-    (32, 8, 128, "F16", 2, 2, 1000, 1024, 0.0, 0, 16),
-    (3, 3, 80, "F16", 2, 2, 900, 384, 0.0, 200, 16),
-    (16, 1, 96, "F16", 8, 8, 62, 96, 30.0, 0, 16),
-    (4, 1, 256, "F16", 1, 1, 5000, 1024, 50.0, 512, 64),
-    (24, 2, 128, "F16", 1, 1, 777, 1024, 0.0, 33, 16),
-    (2, 2, 128, "F32", 1, 1, 300, 512, 0.0, 0, 64),
+_EXAMPLES = (  # heads, KV heads, head_dim, types, rows, n_rows, pos, slots, softcap, window, chunk
+    (4, 2, 16, "F32 F32", 2, 1, 45, 64, 0.0, 0, 16),
+    (9, 3, 64, "F16 F16", 1, 1, 0, 256, 0.0, 0, 64),
+    (9, 3, 64, "F16 F16", 8, 7, 60, 256, 0.0, 0, 64),
+    (9, 3, 64, "Q8_0 Q8_0", 1, 1, 3000, 3072, 0.0, 0, 64),
+    (32, 8, 128, "F16 F16", 2, 2, 1000, 1024, 0.0, 0, 16),
+    (32, 8, 128, "BF16 Q4_0", 2, 2, 1000, 1024, 0.0, 0, 16),
+    (3, 3, 80, "F16 F16", 2, 2, 900, 384, 0.0, 200, 16),
+    (16, 1, 96, "F16 F16", 8, 8, 62, 96, 30.0, 0, 16),
+    (16, 1, 96, "Q4_0 Q8_0", 8, 8, 62, 96, 30.0, 0, 16),
+    (4, 1, 256, "F16 F16", 1, 1, 5000, 1024, 50.0, 512, 64),
+    (24, 2, 128, "Q4_0 BF16", 1, 1, 777, 1024, 0.0, 33, 16),
+    (2, 2, 128, "F32 F32", 1, 1, 300, 512, 0.0, 0, 64),
 )
 
 
-def inputs(rng: Any, n_head: int, n_head_kv: int, head_dim: int, kv: str, rows: int, n_slots: int
-           ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """q (rows, n_head * head_dim) and the caches (n_slots, n_head_kv, head_dim) of type `kv`."""
-    dtype = {"F32": np.float32, "F16": np.float16}[kv]
+def inputs(rng: Any, n_head: int, n_head_kv: int, head_dim: int, types: str, rows: int,
+           n_slots: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """q (rows, n_head * head_dim) and the caches, of the `types` of k and v: "F16 Q8_0"."""
     q = rng.standard_normal((rows, n_head * head_dim), np.float32)
-    k, v = (rng.standard_normal((n_slots, n_head_kv, head_dim), np.float32).astype(dtype)
-            for _ in range(2))
+    k, v = (random_cache(rng, n_slots, n_head_kv, head_dim, dtype) for dtype in types.split())
     return q, k, v
+
+
+def type_constants(types: str) -> dict[str, str]:
+    return dict(zip(("TYPE_K", "TYPE_V"), types.split(), strict=True))
 
 
 def _examples(rng: Any) -> Iterator[tuple[tuple, tuple, dict]]:
     """The inputs (q, caches, pos, n_rows), the numbers, and the constants."""
-    for n_head, n_head_kv, dim, kv, rows, n, pos, slots, softcap, window, chunk in _EXAMPLES:
-        seen = (*inputs(rng, n_head, n_head_kv, dim, kv, rows, slots), np.array([pos], np.int32),
+    for n_head, n_head_kv, dim, types, rows, n, pos, slots, softcap, window, chunk in _EXAMPLES:
+        seen = (*inputs(rng, n_head, n_head_kv, dim, types, rows, slots), np.array([pos], np.int32),
                 np.array([n], np.int32))
         yield seen, (dim**-0.5, softcap, window, slots), {
-            "N_HEAD": n_head, "N_HEAD_KV": n_head_kv, "HEAD_DIM": dim, "KV": kv, "CHUNK": chunk,
-            "MAX_CHUNKS": MAX_CHUNKS,
+            "N_HEAD": n_head, "N_HEAD_KV": n_head_kv, "HEAD_DIM": dim, **type_constants(types),
+            "CHUNK": chunk, "MAX_CHUNKS": MAX_CHUNKS,
         }
 
 
@@ -121,18 +127,19 @@ def _combine_example(rng: Any) -> Iterator[tuple[tuple, dict]]:
 @kernel("attention_few.cu", geometry=_split_geometry, cost=_cost, example=_decode_example)
 def attention_decode(q: In, cache_k: In, cache_v: In, pos: In, n_rows: In, partials: InOut,
                      counters: InOut, out: Out, scale: float, softcap: float, window: int,
-                     n_slots: int, *, N_HEAD: int, N_HEAD_KV: int, HEAD_DIM: int, KV: str,
-                     CHUNK: int, MAX_CHUNKS: int) -> None:
+                     n_slots: int, *, N_HEAD: int, N_HEAD_KV: int, HEAD_DIM: int, TYPE_K: str,
+                     TYPE_V: str, CHUNK: int, MAX_CHUNKS: int) -> None:
     """Blocks share a row's chunks and the last of them combines.
 
-    q, out: (rows, N_HEAD * HEAD_DIM); caches: (n_slots, N_HEAD_KV, HEAD_DIM); partials: room as in
+    q, out: (rows, N_HEAD * HEAD_DIM); caches as in `kernels.kv`; partials: room as in
     `attention_split`. Row r sees the positions up to pos + r, the last `window` of them if not 0.
     """
     how = Scoring(scale, softcap, window)
+    k, v = pair(cache_k, cache_v, (TYPE_K, TYPE_V), N_HEAD_KV, HEAD_DIM)
     for r in range(n_rows[0]):
         first = int(pos[0]) + r
         chunk = chunk_length(visible(first + 1, window), CHUNK)
-        out[r] = attend(q[r : r + 1], cache_k, cache_v, first, how, chunk)[0]
+        out[r] = attend(q[r : r + 1], k, v, first, how, chunk)[0]
 
 
 def parts_of(row: np.ndarray, head_dim: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -145,25 +152,27 @@ def parts_of(row: np.ndarray, head_dim: int) -> tuple[np.ndarray, np.ndarray, np
 @kernel("attention_few.cu", geometry=_split_geometry, cost=_cost, example=_split_example)
 def attention_split(q: In, cache_k: In, cache_v: In, pos: In, n_rows: In, chunks: Out,
                     scale: float, softcap: float, window: int, n_slots: int, *, N_HEAD: int,
-                    N_HEAD_KV: int, HEAD_DIM: int, KV: str, CHUNK: int, MAX_CHUNKS: int) -> None:
+                    N_HEAD_KV: int, HEAD_DIM: int, TYPE_K: str, TYPE_V: str, CHUNK: int,
+                    MAX_CHUNKS: int) -> None:
     """Each chunk of a row by itself, counted from the first that the row sees.
 
     chunks: (rows, N_HEAD, MAX_CHUNKS * (HEAD_DIM + 2)): of a head the weighted values of all
     chunks, then their maximal scores, then the sums of their weights.
     """
     how = Scoring(scale, softcap, window)
+    k, v = pair(cache_k, cache_v, (TYPE_K, TYPE_V), N_HEAD_KV, HEAD_DIM)
     for r in range(n_rows[0]):
-        split_row(q[r], cache_k, cache_v, int(pos[0]) + r, how, CHUNK, chunks[r])
+        split_row(q[r], k, v, int(pos[0]) + r, how, CHUNK, chunks[r])
 
 
-def split_row(q: np.ndarray, cache_k: np.ndarray, cache_v: np.ndarray, first: int, how: Scoring,
-              smallest: int, row: np.ndarray) -> None:
+def split_row(q: np.ndarray, k: Cache, v: Cache, first: int, how: Scoring, smallest: int,
+              row: np.ndarray) -> None:
     """One row of `attention_split`, into its partial results `row`."""
-    head_dim = cache_k.shape[2]
+    head_dim = k.head_dim
     acc, m, l = parts_of(row, head_dim)  # noqa: E741
     length = chunk_length(visible(first + 1, how.window), smallest)
     heads = q.reshape(1, -1, head_dim)
-    for c, part in enumerate(chunks(heads, cache_k, cache_v, first, how, length)):
+    for c, part in enumerate(chunks(heads, k, v, first, how, length)):
         acc[:, c] = part.acc.reshape(-1, head_dim)
         m[:, c], l[:, c] = part.m.reshape(-1), part.l.reshape(-1)
 
@@ -171,7 +180,8 @@ def split_row(q: np.ndarray, cache_k: np.ndarray, cache_v: np.ndarray, first: in
 @kernel("attention_few.cu", geometry=_combine_geometry, cost=_combine_cost,
         example=_combine_example)
 def attention_combine(chunks: In, pos: In, n_rows: In, out: Out, window: int, *, N_HEAD: int,
-                      N_HEAD_KV: int, HEAD_DIM: int, KV: str, CHUNK: int, MAX_CHUNKS: int) -> None:
+                      N_HEAD_KV: int, HEAD_DIM: int, TYPE_K: str, TYPE_V: str, CHUNK: int,
+                    MAX_CHUNKS: int) -> None:
     """Combines a row's chunks, as `attention_split` left them. out: (rows, N_HEAD * HEAD_DIM)."""
     for r in range(n_rows[0]):
         acc, m, l = parts_of(chunks[r], HEAD_DIM)  # noqa: E741

@@ -123,7 +123,8 @@ class Kernel:
     `reference` has the kernel's parameters, in order; its keyword-only parameters are the
     compile-time constants (`-DNAME=value`). `geometry(target, *args, **constants)` places the
     work, `cost(work, *args, **constants)` counts bytes, `example(rng)` yields valid random
-    inputs: `(args, constants)` with numpy arrays, numbers and weights.
+    inputs: `(args, constants)` with numpy arrays, numbers and weights. `arch` is the only
+    architecture that can run it, if there is but one.
     """
 
     name: str
@@ -136,6 +137,7 @@ class Kernel:
         compare=False, kw_only=True
     )
     params: tuple[Param, ...] = field(compare=False, kw_only=True)
+    arch: str = field(default="", compare=False, kw_only=True)
 
     def __call__(self, **constants: int | str) -> "Kernel":
         """This kernel with its constants fixed."""
@@ -168,13 +170,14 @@ def kernel(
     geometry: Callable[..., Geometry],
     cost: Callable[..., Traffic] | None = None,
     example: Callable[[Any], Iterator[tuple[tuple, dict]]] | None = None,
+    arch: str = "",
 ) -> Callable[[Callable[..., None]], Kernel]:
     """Makes a numpy reference the kernel of the same name in `csrc/<source>`."""
 
     def decorate(reference: Callable[..., None]) -> Kernel:
         return Kernel(
             reference.__name__, source, reference=reference, geometry=geometry, cost=cost,
-            example=example, params=parameters(reference),
+            example=example, params=parameters(reference), arch=arch,
         )
 
     return decorate

@@ -129,7 +129,8 @@ def instances(target: Target, files: list[Path]) -> dict[Kernel, int]:
 
     An example may be for a larger GPU: what no block of this one could hold is no instance of it.
     """
-    launches = [e.launch(target) for k in all_kernels().values() for e in examples(k)]
+    kernels = [k for k in all_kernels().values() if k.arch in ("", target.name)]
+    launches = [e.launch(target) for k in kernels for e in examples(k)]
     launches = [x for x in launches if x.geometry.shared <= target.shared_per_block]
     for shape in SHAPES:
         launches += planned(target, described(shape))
