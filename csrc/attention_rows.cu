@@ -111,13 +111,8 @@ __device__ __forceinline__ void attend_rows(const float* q, const u8* cache_k,
     pdl_launch_dependents();
     pdl_wait();
     const Block block(pos, n_rows);
-    if (block.n <= 0) return;
-    int low = block.low(window), end = block.last(block.n - 1) + 1;
-#ifdef MAX_CHUNKS
-    const Chunk chunk(block.position, *n_rows, window);
-    low = max(low, chunk.start), end = min(end, chunk.stop);
-    if (low >= end) return write_nothing(block, out);
-#endif
+    int low, end;
+    if (!find_range(block, n_rows, window, out, low, end)) return;
     const Ring ring(low, end, n_slots);
     int tile = low / TILE * TILE;
     copy_tile<kv::TYPE_K>(k, cache_k, ring, tile);

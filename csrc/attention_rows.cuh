@@ -150,3 +150,17 @@ __device__ void write_nothing(const Block& block, float* out) {
     }
 }
 #endif
+
+// The positions from `low` to before `end` that the block reads: what its queries see, of its chunk
+// where there are several. False where it reads nothing, which is then written.
+__device__ __forceinline__ bool find_range(const Block& block, const int* n_rows, int window,
+                                           float* out, int& low, int& end) {
+    if (block.n <= 0) return false;
+    low = block.low(window), end = block.last(block.n - 1) + 1;
+#ifdef MAX_CHUNKS
+    const Chunk chunk(block.position, *n_rows, window);
+    low = max(low, chunk.start), end = min(end, chunk.stop);
+    if (low >= end) write_nothing(block, out);
+#endif
+    return low < end;
+}

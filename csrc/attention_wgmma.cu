@@ -144,13 +144,8 @@ __device__ __forceinline__ void attend_rows(const float* q, const u8* cache_k,
     pdl_launch_dependents();
     pdl_wait();
     const Block block(pos, n_rows);
-    if (block.n <= 0) return;
-    int low = block.low(window), end = block.last(block.n - 1) + 1;
-#ifdef MAX_CHUNKS
-    const Chunk chunk(block.position, *n_rows, window);
-    low = max(low, chunk.start), end = min(end, chunk.stop);
-    if (low >= end) return write_nothing(block, out);
-#endif
+    int low, end;
+    if (!find_range(block, n_rows, window, out, low, end)) return;
     Tiles tiles = {low / TILE * TILE, 0};
     tiles.n = ceil_div(end - tiles.first, TILE);
     prepare(shared);

@@ -4,7 +4,8 @@ from itertools import cycle
 
 import pytest
 
-from llamagraph.devices.cpu import MOST_THREADS, CpuDevice, idle_cores
+from llamagraph.devices.cpu import CpuDevice
+from llamagraph.devices.host import MOST_THREADS, idle_cores
 
 
 @pytest.mark.parametrize("cores, running, expected", [

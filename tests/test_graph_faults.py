@@ -1,4 +1,4 @@
-"""Faults that graphs have had elsewhere: that none is here, and that docs/graph-faults.md is true.
+"""Faults that graphs have had elsewhere: that none is here, and that tests/graph-faults.md is true.
 
 A row of its table names the tests that cover an entry; entries that no other test covers are here.
 """
@@ -24,7 +24,7 @@ from llamagraph.runner import Runner
 from llamagraph.sampling import SamplingParams
 
 GREEDY = SamplingParams(temp=0, seed=0)
-TABLE = REPOSITORY / "docs" / "graph-faults.md"
+TABLE = REPOSITORY / "tests" / "graph-faults.md"
 N_ENTRIES = 47
 
 

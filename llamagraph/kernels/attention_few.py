@@ -49,8 +49,9 @@ def _combine_geometry(target: Any, chunks: Buffer, *args: Any, HEAD_DIM: int, **
     return Geometry((chunks.shape[1], chunks.shape[0], 1), 32 * -(-HEAD_DIM // 64))
 
 
-def _cost(work: Work, q: Buffer, cache_k: Buffer, cache_v: Buffer, *args: Any, **constants: Any
-          ) -> Traffic:
+def cost(work: Work, q: Buffer, cache_k: Buffer, cache_v: Buffer, *args: Any, **constants: Any
+         ) -> Traffic:
+    """Of a kernel whose last argument but one is the window."""
     return kv_traffic(work, q, cache_k, cache_v, args[-2])
 
 
@@ -124,7 +125,7 @@ def _combine_example(rng: Any) -> Iterator[tuple[tuple, dict]]:
         yield (found, pos, n_rows, np.empty_like(q), window), constants
 
 
-@kernel("attention_few.cu", geometry=_split_geometry, cost=_cost, example=_decode_example)
+@kernel("attention_few.cu", geometry=_split_geometry, cost=cost, example=_decode_example)
 def attention_decode(q: In, cache_k: In, cache_v: In, pos: In, n_rows: In, partials: InOut,
                      counters: InOut, out: Out, scale: float, softcap: float, window: int,
                      n_slots: int, *, N_HEAD: int, N_HEAD_KV: int, HEAD_DIM: int, TYPE_K: str,
@@ -149,7 +150,7 @@ def parts_of(row: np.ndarray, head_dim: int) -> tuple[np.ndarray, np.ndarray, np
     return acc, row[:, n : n + MAX_CHUNKS], row[:, n + MAX_CHUNKS :]
 
 
-@kernel("attention_few.cu", geometry=_split_geometry, cost=_cost, example=_split_example)
+@kernel("attention_few.cu", geometry=_split_geometry, cost=cost, example=_split_example)
 def attention_split(q: In, cache_k: In, cache_v: In, pos: In, n_rows: In, chunks: Out,
                     scale: float, softcap: float, window: int, n_slots: int, *, N_HEAD: int,
                     N_HEAD_KV: int, HEAD_DIM: int, TYPE_K: str, TYPE_V: str, CHUNK: int,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from llamagraph.kernels.attend import LOG2_E, MASKED, Chunk, Scoring, attend, chunks, merge
-from llamagraph.kernels.attention_few import inputs, kv_traffic, type_constants
+from llamagraph.kernels.attention_few import cost, inputs, type_constants
 from llamagraph.kernels.kv import Cache, pair
 from llamagraph.program.launch import Buffer, Geometry, In, Out, Traffic, Work, kernel
 
@@ -56,11 +56,6 @@ def _wgmma_geometry(target: Any, q: Buffer, *args: Any, N_HEAD: int, N_HEAD_KV: 
 def _combine_geometry(target: Any, chunks: Buffer, *args: Any, N_HEAD: int, HEAD_DIM: int,
                       **constants: Any) -> Geometry:
     return Geometry((N_HEAD, chunks.shape[0], 1), 32 * -(-HEAD_DIM // 128))
-
-
-def _cost(work: Work, q: Buffer, cache_k: Buffer, cache_v: Buffer, *args: Any, **constants: Any
-          ) -> Traffic:
-    return kv_traffic(work, q, cache_k, cache_v, args[-2])
 
 
 def _combine_cost(work: Work, chunks: Buffer, n_rows: Buffer, out: Buffer, *, N_HEAD: int,
@@ -137,7 +132,7 @@ def _combine_example(rng: Any) -> Iterator[tuple[tuple, dict]]:
         yield (args[5], args[4], np.empty_like(args[0])), kept
 
 
-@kernel("attention_rows.cu", geometry=_geometry, cost=_cost, example=_whole)
+@kernel("attention_rows.cu", geometry=_geometry, cost=cost, example=_whole)
 def attention_rows(q: In, cache_k: In, cache_v: In, pos: In, n_rows: In, out: Out, scale: float,
                    softcap: float, window: int, n_slots: int, *, N_HEAD: int, N_HEAD_KV: int,
                    HEAD_DIM: int, TYPE_K: str, TYPE_V: str, QUERIES: int) -> None:
@@ -151,7 +146,7 @@ def attention_rows(q: In, cache_k: In, cache_v: In, pos: In, n_rows: In, out: Ou
     out[:n] = attend(q[:n], k, v, int(pos[0]), how, NUMPY_CHUNK, round_to_half=True)
 
 
-@kernel("", geometry=_plain_geometry, cost=_cost)
+@kernel("", geometry=_plain_geometry, cost=cost)
 def attention_plain(q: In, cache_k: In, cache_v: In, pos: In, n_rows: In, out: Out, scale: float,
                     softcap: float, window: int, n_slots: int, *, N_HEAD: int, N_HEAD_KV: int,
                     HEAD_DIM: int, TYPE_K: str, TYPE_V: str) -> None:
@@ -161,7 +156,7 @@ def attention_plain(q: In, cache_k: In, cache_v: In, pos: In, n_rows: In, out: O
     out[:n] = attend(q[:n], k, v, int(pos[0]), how, NUMPY_CHUNK)
 
 
-@kernel("attention_wgmma.cu", geometry=_wgmma_geometry, cost=_cost, example=_wgmma_example,
+@kernel("attention_wgmma.cu", geometry=_wgmma_geometry, cost=cost, example=_wgmma_example,
         arch="sm_90a")
 def attention_wgmma(q: In, cache_k: In, cache_v: In, pos: In, n_rows: In, out: Out, scale: float,
                     softcap: float, window: int, n_slots: int, *, N_HEAD: int, N_HEAD_KV: int,
@@ -173,7 +168,7 @@ def attention_wgmma(q: In, cache_k: In, cache_v: In, pos: In, n_rows: In, out: O
     )
 
 
-@kernel("attention_rows.cu", geometry=_geometry, cost=_cost, example=_cut)
+@kernel("attention_rows.cu", geometry=_geometry, cost=cost, example=_cut)
 def attention_rows_split(q: In, cache_k: In, cache_v: In, pos: In, n_rows: In, chunks: Out,
                          scale: float, softcap: float, window: int, n_slots: int, *, N_HEAD: int,
                          N_HEAD_KV: int, HEAD_DIM: int, TYPE_K: str, TYPE_V: str, QUERIES: int,
@@ -219,7 +214,7 @@ def cut_rows(q: np.ndarray, k: Cache, v: Cache, first: int, how: Scoring, smalle
         acc[:, :, c] = np.where(seen[..., None], by_row(part.acc), 0)
 
 
-@kernel("attention_wgmma.cu", geometry=_wgmma_geometry, cost=_cost, example=_wgmma_split_example,
+@kernel("attention_wgmma.cu", geometry=_wgmma_geometry, cost=cost, example=_wgmma_split_example,
         arch="sm_90a")
 def attention_wgmma_split(q: In, cache_k: In, cache_v: In, pos: In, n_rows: In, chunks: Out,
                           scale: float, softcap: float, window: int, n_slots: int, *, N_HEAD: int,
