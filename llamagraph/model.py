@@ -261,7 +261,7 @@ class Model:
 
 def open(path: str | Path | GGUFFile | None = None, *, device: str | Device | None = None,
          mode: str | None = None, n_ctx: int | None = None, n_threads: int | None = None,
-         l2_persist: str = "off", offline: bool = False,
+         l2_persist: str = "off", arch_tuning: str | None = None, offline: bool = False,
          progress: Callable[[str, int, int], None] | None = None,
          warn: Callable[[str], None] = lambda _: None, n_ubatch: int = 512,
          overrides: Mapping[str, Any] | None = None, type_k: str | None = None,
@@ -273,7 +273,8 @@ def open(path: str | Path | GGUFFile | None = None, *, device: str | Device | No
     sequence (None: the model's own); `n_ubatch` the most tokens of a prompt that a step reads.
     `type_k` and `type_v` are the types of the KV cache: f32, f16, bf16, q8_0 or q4_0.
     `overrides` are metadata in place of the file's. With `l2_persist` "auto" a GPU keeps what it
-    can of the weights in its L2 cache. `warn` hears single lines.
+    can of the weights in its L2 cache. `arch_tuning` is the target, as in "sm_80", whose choices
+    of kernels are taken. `warn` hears single lines.
     """
     file = path if isinstance(path, GGUFFile) else GGUFFile(
         path if path is not None else default_model(offline, progress), overrides
@@ -282,7 +283,7 @@ def open(path: str | Path | GGUFFile | None = None, *, device: str | Device | No
     try:
         if device is None or isinstance(device, str):
             device = opened = open_device(device or "auto", n_threads=n_threads, warn=warn,
-                                          persist=l2_persist == "auto")
+                                          persist=l2_persist == "auto", arch_tuning=arch_tuning)
         return Model(file, device, mode, n_ctx, progress, warn, n_ubatch, type_k, type_v)
     except BaseException:
         if opened is not None:

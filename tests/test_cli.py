@@ -107,6 +107,16 @@ def test_every_mode_gives_the_same_text(path, mode):
     assert invoke(*arguments, mode).stdout == invoke(*arguments, "stream").stdout
 
 
+def test_another_architectures_choices_give_the_same_text(path):
+    arguments = ("-m", path, "hello", "-n", "8", "--temp", "0", "--ignore-eos", "--json")
+    plain, chosen = (json.loads(invoke(*arguments, *more).stdout)
+                     for more in ((), ("--arch-tuning", "sm_80")))
+    assert chosen["tokens"] == plain["tokens"]
+    assert chosen["settings"]["graph_mode"] == "capture" != plain["settings"]["graph_mode"]
+    result = invoke("-m", path, "hello", "--arch-tuning", "sm_1")
+    assert result.exit_code == 1 and "unknown target 'sm_1'" in str(result.exception)
+
+
 def test_interrupt_keeps_the_text_prints_timings_and_exits_130(path):
     running = process("-m", path, "hello", "--ignore-eos", "-s", "1")
     first = running.stdout.read(1)

@@ -13,6 +13,7 @@ from llamagraph.devices.cpu import CpuDevice
 from llamagraph.devices.cuda import (
     check_driver,
     check_package,
+    check_tuning,
     driver_version,
     install_command,
 )
@@ -136,6 +137,17 @@ def test_the_target_has_the_real_gpus_counts():
     other = driver.Gpu(0, "GB300", (10, 3), 160, 232448, 1, True, True)
     assert device.target_of(other).name == "sm_103" and device.target_of(other).pdl
     assert not device.target_of(driver.Gpu(0, "L40", (8, 7), 142, 101376, 1, True, True)).pdl
+
+
+def test_another_targets_choices_keep_the_real_gpus_counts():
+    target = device.target_of(H200, target_named("sm_80"))
+    assert target == target_named("sm_80").with_sm(132, 232448) and not target.pdl
+    check_tuning(target_named("sm_80"), "sm_90a")
+    check_tuning(target_named("sm_90a"), "sm_90a")
+    for name, arch in (("sm_120", "sm_90a"), ("sm_90a", "sm_86"), ("sm_90a", "sm_120"),
+                       ("numpy", "sm_90a")):
+        with pytest.raises(DeviceError, match=f"--arch-tuning {name}: this GPU is {arch}"):
+            check_tuning(target_named(name), arch)
 
 
 @pytest.mark.parametrize("version, words", [

@@ -190,6 +190,17 @@ def test_the_table_folds_layers_and_says_totals(path):
     assert "300 steps: 3 node updates" in text and "at KV length 257: 3 nodes" in text
 
 
+def test_another_architectures_choices_keep_the_targets_counts():
+    def grids(*arguments):
+        result = invoke("--synthetic", "135m:q8_0", "--json", *arguments)
+        report = json.loads(result.stdout)
+        return report["totals"]["target"], [n["pdl"] for n in report["nodes"]]
+
+    target, pdl = grids("--target", "sm_90a", "--arch-tuning", "sm_80")
+    assert target == "sm_80" and not any(pdl)
+    assert all(grids("--target", "sm_90a")[1])
+
+
 def test_dot_and_diff(path):
     text = invoke("-m", path, "--dot").stdout
     assert text.startswith("digraph") and text.count("subgraph") == 3 and "n0 -> n1" in text

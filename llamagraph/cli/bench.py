@@ -137,7 +137,8 @@ def _open_device(options: dict[str, Any]) -> Any:
     from llamagraph.devices import open_device
 
     return open_device(options["device"], n_threads=options["threads"],
-                       persist=options["l2_persist"] == "auto", warn=note)
+                       persist=options["l2_persist"] == "auto",
+                       arch_tuning=options["arch_tuning"], warn=note)
 
 
 def _print(results: Iterator[Any], output: str, bar: ProgressBar) -> None:

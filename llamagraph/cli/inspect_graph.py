@@ -13,7 +13,7 @@ import click
 
 from llamagraph.cli.bench import _open_file
 from llamagraph.cli.console import ProgressBar, note
-from llamagraph.cli.options import MODES, kv_options, persist_option, show_version
+from llamagraph.cli.options import MODES, arch_tuning, kv_options, persist_option, show_version
 
 if TYPE_CHECKING:
     from llamagraph.inspection import Group, Inspection, Node, Setting
@@ -36,6 +36,7 @@ SAMPLERS = ["greedy", "chain", "host"]
 @click.option("--device", metavar="NAME",
               help="Load the model there (cpu, cuda, cuda:1), make the graph, hold what the driver "
                    "says of it against the plan, and run the --steps.")
+@arch_tuning
 @click.option("--rows", type=click.IntRange(min=1), default=1, show_default=True,
               help="Tokens of the step.")
 @click.option("--depth", type=click.IntRange(min=0), default=0, show_default=True,
@@ -96,7 +97,8 @@ def _device(options: Mapping[str, Any], opened: ExitStack) -> Any:
         return None
     from llamagraph.devices import open_device
 
-    device = open_device(options["device"], persist=options["l2_persist"] == "auto", warn=note)
+    device = open_device(options["device"], persist=options["l2_persist"] == "auto",
+                         arch_tuning=options["arch_tuning"], warn=note)
     opened.callback(device.close)
     return device
 
@@ -104,7 +106,10 @@ def _device(options: Mapping[str, Any], opened: ExitStack) -> Any:
 def _target(options: Mapping[str, Any]) -> Any:
     from llamagraph.program.target import target_named
 
-    return target_named(options["target"] or "sm_90a", options["l2_persist"] == "auto")
+    target = target_named(options["target"] or "sm_90a", options["l2_persist"] == "auto")
+    if options["arch_tuning"] is None:
+        return target
+    return target.planned_as(target_named(options["arch_tuning"]))
 
 
 def _inspect(planner: "Planner", setting: "Setting", options: Mapping[str, Any]) -> "Inspection":

@@ -40,12 +40,16 @@ model_options = grouped(
 persist_option = click.option(
     "--l2-persist", type=click.Choice(["off", "auto"]), default="off", show_default=True,
     help="Let a GPU's L2 cache keep what fits of the weights from one token to the next.")
+arch_tuning = click.option(
+    "--arch-tuning", metavar="NAME",
+    help="Plan with another architecture's choices of kernels, as in sm_80; they are compiled for "
+         "the GPU that is there.")
 place_options = grouped(
     click.option("-dev", "--device", default="auto", show_default=True, metavar="NAME",
                  callback=lambda *a: read_device(a[2]),
                  help="Where to run: auto, cpu, cuda, or cuda:1 for the second GPU."),
     click.option("-t", "--threads", metavar="N", type=click.IntRange(min=1), help="CPU threads."),
-    persist_option,
+    persist_option, arch_tuning,
     title="GPU and graphs",
 )
 kv_options = grouped(*(

@@ -105,7 +105,8 @@ def _open(options: dict[str, Any], note: Notes) -> Any:
             raise
         model = models.open(
             file, device="cpu" if layers == 0 else options["device"], mode=options["mode"],
-            n_ctx=options["n_ctx"] or None, n_threads=options["threads"], progress=bar,
+            n_ctx=options["n_ctx"] or None, n_threads=options["threads"],
+            arch_tuning=options["arch_tuning"], progress=bar,
             n_ubatch=min(options["n_ubatch"], options["n_batch"]), warn=note.warn,
             l2_persist=options["l2_persist"],
             type_k=options["type_k"], type_v=options["type_v"],

@@ -4,35 +4,39 @@ from collections.abc import Callable
 
 from llamagraph.errors import DeviceError, MemoryLimitError
 from llamagraph.program.device import Device
+from llamagraph.program.target import Target, target_named
 
 
 def open_device(name: str = "auto", *, n_threads: int | None = None, persist: bool = False,
-                warn: Callable[[str], None]) -> Device:
+                arch_tuning: str | None = None, warn: Callable[[str], None]) -> Device:
     """The device that `--device` names: auto, cpu, cuda, or cuda:1 for the second GPU.
 
     `auto` takes a GPU that can be used, else says through `warn` in one line why the CPU runs.
-    `n_threads` are the CPU's; with `persist` a GPU sets L2 cache aside for weights. Raises
-    DeviceError.
+    `n_threads` are the CPU's; with `persist` a GPU sets L2 cache aside for weights. `arch_tuning`
+    names a target whose choices of kernels programs are planned with; the kernels are still
+    compiled for the GPU that is there. Raises DeviceError.
     """
+    chosen = target_named(arch_tuning) if arch_tuning else None
     kind, _, ordinal = name.partition(":")
     if kind == "cuda" and (ordinal.isdigit() or name == "cuda"):
-        return _open_cuda(int(ordinal or 0), warn, persist)
+        return _open_cuda(int(ordinal or 0), warn, persist, chosen)
     if name not in ("auto", "cpu"):
         raise DeviceError(f"--device {name}: there are auto, cpu, cuda and cuda:N")
     if name == "auto":
         try:
-            return _open_cuda(0, warn, persist)
+            return _open_cuda(0, warn, persist, chosen)
         except (DeviceError, MemoryLimitError) as error:
             warn(f"{error}; using the CPU")
     from llamagraph.devices.cpu import CpuDevice
 
-    return CpuDevice(n_threads=n_threads)
+    return CpuDevice(chosen, n_threads)
 
 
-def _open_cuda(ordinal: int, warn: Callable[[str], None], persist: bool) -> Device:
+def _open_cuda(ordinal: int, warn: Callable[[str], None], persist: bool,
+               chosen: Target | None) -> Device:
     from llamagraph.devices.cuda import open_cuda
 
-    return open_cuda(ordinal, warn, persist)
+    return open_cuda(ordinal, warn, persist, chosen)
 
 
 def list_devices() -> list[str]:

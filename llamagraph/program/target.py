@@ -25,6 +25,11 @@ class Target:
     l2_window: int = 0
 
     @property
+    def capability(self) -> int:
+        """90 for sm_90a; 0 for numpy."""
+        return capability_of(self.name)
+
+    @property
     def is_cuda(self) -> bool:
         return self.name.startswith("sm_")
 
@@ -32,9 +37,19 @@ class Target:
         """This architecture with the counts of a real device."""
         return replace(self, n_sm=n_sm, shared_per_block=shared_per_block)
 
+    def planned_as(self, chosen: "Target") -> "Target":
+        """The choices of `chosen` with the counts of this machine."""
+        return replace(chosen, n_sm=self.n_sm, shared_per_block=self.shared_per_block,
+                       l2_persist=self.l2_persist, l2_window=self.l2_window)
+
     def persisting(self, l2_persist: int, l2_window: int) -> "Target":
         """This target with so much of its L2 cache set aside."""
         return replace(self, l2_persist=l2_persist, l2_window=l2_window)
+
+
+def capability_of(arch: str) -> int:
+    """The number in an architecture's name; 0 where there is none."""
+    return int("".join(c for c in arch if c.isdigit()) or 0)
 
 
 # Shared memory limits: CUDA C++ Programming Guide, table of technical specifications per compute

@@ -5,6 +5,8 @@
     scripts/gpu-check --choice           the choice of tokens against the host's
     scripts/gpu-check --steady           one executable over a long life
     scripts/gpu-check --graphs           graphs against their plans, made, updated and kept
+    scripts/gpu-check --races            every kernel waits, and a kernel that does not is caught
+    scripts/gpu-check --speed            the pause between tokens, and the choice of a token
     scripts/gpu-check --models DIR       all of it, with the models in DIR; at most 8 minutes
 
 Needs no network. Golden data is looked for in $LLAMAGRAPH_GOLDEN. Ends in one table; the exit code
@@ -26,11 +28,14 @@ def main() -> int:
     parser.add_argument("--choice", action="store_true", help="the choice of tokens alone")
     parser.add_argument("--steady", action="store_true", help="updates and growth alone")
     parser.add_argument("--graphs", action="store_true", help="graphs as wholes alone")
+    parser.add_argument("--races", action="store_true", help="early starts alone")
+    parser.add_argument("--speed", action="store_true", help="what is beside a step alone")
     parser.add_argument("--models", type=Path, metavar="DIR", help="all, with these GGUF files")
     options = parser.parse_args()
-    if not (options.device or options.kernels is not None or options.choice or options.steady
-            or options.graphs or options.models):
-        parser.error("give --self, --kernels, --choice, --steady, --graphs or --models DIR")
+    if not any((options.device, options.kernels is not None, options.choice, options.steady,
+                options.graphs, options.races, options.speed, options.models)):
+        parser.error("give --self, --kernels, --choice, --steady, --graphs, --races, --speed or "
+                     "--models DIR")
     report = Report()
     if options.device or options.models:
         from checks import selftest
@@ -52,6 +57,14 @@ def main() -> int:
         from checks import graphs
 
         graphs.run(report)
+    if options.races or options.models:
+        from checks import race
+
+        race.run(report)
+    if options.speed or options.models:
+        from checks import speed
+
+        speed.run(report)
     if options.models:
         from checks import parity
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llamagraph.errors import DeviceError
+from llamagraph.program.target import Target, capability_of
 
 OLDEST_DRIVER = (12, 0)
 OLDEST_CAPABILITY = (7, 5)
@@ -74,10 +75,20 @@ def describe_gpus() -> list[str]:
     ]
 
 
-def open_cuda(ordinal: int, warn: Callable[[str], None], persist: bool = False) -> Any:
+def check_tuning(chosen: Target, arch: str) -> None:
+    """DeviceError for a target whose kernels a GPU of architecture `arch` may not have."""
+    foreign = chosen.name.endswith("a") and chosen.name != arch  # has instructions of its own
+    if not chosen.is_cuda or foreign or chosen.capability > capability_of(arch):
+        raise DeviceError(f"--arch-tuning {chosen.name}: this GPU is {arch}; name that or an older "
+                          f"architecture")
+
+
+def open_cuda(ordinal: int, warn: Callable[[str], None], persist: bool = False,
+              chosen: Target | None = None) -> Any:
     """The device of a GPU; DeviceError, in one line, says what it lacks.
 
-    `persist`: see `CudaDevice`.
+    `persist`: see `CudaDevice`. Programs are planned with the choices of the target `chosen`, if
+    one is given.
     """
     gpus = find_gpus()
     if ordinal >= len(gpus):
@@ -85,6 +96,8 @@ def open_cuda(ordinal: int, warn: Callable[[str], None], persist: bool = False) 
     gpu = gpus[ordinal]
     if gpu.capability < OLDEST_CAPABILITY:
         raise DeviceError(f"{gpu.name} is {gpu.arch}; sm_75 is the oldest that is supported")
+    if chosen is not None:
+        check_tuning(chosen, gpu.arch)
     from llamagraph.devices.cuda.compiler import Compiler
     from llamagraph.devices.cuda.device import CudaDevice
     from llamagraph.devices.cuda.tuning import read_tuning, tuning_file
@@ -98,4 +111,5 @@ def open_cuda(ordinal: int, warn: Callable[[str], None], persist: bool = False) 
         raise DeviceError(
             f"NVRTC, which compiles the GPU's kernels, is missing: {install_command(version)}"
         )
-    return CudaDevice(gpu, compiler, warn, read_tuning(tuning_file(gpu.name), warn), persist)
+    tuning = () if chosen is not None else read_tuning(tuning_file(gpu.name), warn)
+    return CudaDevice(gpu, compiler, warn, tuning, persist, chosen)

@@ -36,9 +36,9 @@ def pack(params: Sequence[Param], args: Sequence[Any]) -> np.ndarray:
     return store
 
 
-def target_of(gpu: driver.Gpu) -> Target:
-    """What programs are planned for on this GPU."""
-    known = TARGETS.get(gpu.arch) or Target(gpu.arch, pdl=gpu.capability >= (9, 0))
+def target_of(gpu: driver.Gpu, chosen: Target | None = None) -> Target:
+    """What programs are planned for on this GPU: with the choices of another target, if asked."""
+    known = chosen or TARGETS.get(gpu.arch) or Target(gpu.arch, pdl=gpu.capability >= (9, 0))
     return known.with_sm(gpu.n_sm, gpu.shared_per_block)
 
 
@@ -248,8 +248,8 @@ class CudaDevice:
     name = "cuda"
 
     def __init__(self, gpu: driver.Gpu, compiler: Compiler, warn: Callable[[str], None],
-                 tuning: Tuning = (), persist: bool = False):
-        self.gpu, self.target = gpu, replace(target_of(gpu), tuning=tuning)
+                 tuning: Tuning = (), persist: bool = False, chosen: Target | None = None):
+        self.gpu, self.target = gpu, replace(target_of(gpu, chosen), tuning=tuning)
         if persist:
             self.target = self.target.persisting(gpu.l2_persist, gpu.l2_window)
         with ExitStack() as opened:

@@ -1,0 +1,60 @@
+"""What the GPU's checks are made of, as far as it needs no GPU."""
+
+import pathlib
+import sys
+
+import pytest
+
+pytest.importorskip("llamagraph.devices.cuda.compiler", exc_type=ImportError)
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "scripts"))
+from checks import counters, race, speed
+from checks.sources import copy_sources
+
+from llamagraph.devices.cuda.compiler import source_folder
+from llamagraph.gguf.synthetic import SyntheticFile
+from llamagraph.planner import Planner
+from llamagraph.program.launch import StepKey
+from llamagraph.program.target import target_named
+
+H200 = target_named("sm_90a")
+
+
+def test_every_kernel_of_a_decode_step_loses_its_wait_once():
+    settings = {setting for _, setting in race.WITHOUT}
+    found = {launch.kernel.name for s in settings for launch in race.launches(H200, s)}
+    assert sorted(found) == sorted(name for name, _ in race.WITHOUT)
+    for name, setting in race.WITHOUT:
+        assert name in {launch.kernel.name for launch in race.launches(H200, setting)}
+
+
+def test_a_copy_of_the_sources_has_its_changes(tmp_path):
+    changes = {"common.cuh": (race.WAIT, race.late(4)), "stamp.cu": ("", speed.STAMP)}
+    folder = copy_sources(tmp_path / "csrc", changes)
+    header = (folder / "common.cuh").read_text()
+    assert header.count(race.WAIT) == 1 and "100000" in header
+    assert (folder / "stamp.cu").read_text() == speed.STAMP
+    assert (folder / "gemv.cu").read_bytes() == (source_folder() / "gemv.cu").read_bytes()
+    with pytest.raises(AssertionError, match="has not one"):
+        copy_sources(tmp_path / "again", {"common.cuh": ("nothing like it", "")})
+
+
+def test_steps_of_one_row_are_stamped_at_both_ends():
+    planner = Planner(SyntheticFile("135m:q8_0"), H200, 100)
+    program = planner.plan(StepKey())
+    labels = [launch.label for launch in speed.stamped(program).launches]
+    assert labels == ["begin", *(launch.label for launch in program.launches), "end"]
+    prompt = planner.plan(StepKey(8))
+    assert speed.stamped(prompt) is prompt
+
+
+def test_counters_are_added_up_by_kernel():
+    plan = [counters.Planned("gemv", "Q4_K", 1000), counters.Planned("gemv", "Q4_K", 1000),
+            counters.Planned("choose", "-", 500)]
+    values = [{"dram": 1100, "conflicts": 2, "sectors": 30, "sectors_ideal": 20},
+              {"dram": 1000, "conflicts": 1, "sectors": 30, "sectors_ideal": 20},
+              {"dram": 500}]
+    header, gemv, choose, everything = counters.table(plan, values)
+    assert gemv.split() == ["gemv", "Q4_K", "2", "0.00", "1.050", "3", "0", "0.000", "1.500"]
+    assert choose.split()[3:5] == ["0.00", "1.000"]
+    assert everything.split()[:4] == ["all", "3", "0.00", "1.040"]
+    assert len(header.split()) == 10
