@@ -7,11 +7,14 @@ import pytest
 
 pytest.importorskip("llamagraph.devices.cuda.compiler", exc_type=ImportError)
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "scripts"))
-from checks import counters, race, speed
+from checks import counters, decode_table, race, sanitize, speed
 from checks.sources import copy_sources
 
+from llamagraph.cli.report import timing_lines
+from llamagraph.devices.cpu import CpuDevice
 from llamagraph.devices.cuda.compiler import source_folder
 from llamagraph.gguf.synthetic import SyntheticFile
+from llamagraph.model import Timings
 from llamagraph.planner import Planner
 from llamagraph.program.launch import StepKey
 from llamagraph.program.target import target_named
@@ -48,13 +51,30 @@ def test_steps_of_one_row_are_stamped_at_both_ends():
 
 
 def test_counters_are_added_up_by_kernel():
-    plan = [counters.Planned("gemv", "Q4_K", 1000), counters.Planned("gemv", "Q4_K", 1000),
-            counters.Planned("choose", "-", 500)]
+    gemv = counters.Planned("1b:q4_k_m", "gemv", "Q4_K", 1000)
+    plan = [gemv, gemv, counters.Planned("1b:q4_k_m", "choose", "-", 500)]
     values = [{"dram": 1100, "conflicts": 2, "sectors": 30, "sectors_ideal": 20},
               {"dram": 1000, "conflicts": 1, "sectors": 30, "sectors_ideal": 20},
               {"dram": 500}]
-    header, gemv, choose, everything = counters.table(plan, values)
-    assert gemv.split() == ["gemv", "Q4_K", "2", "0.00", "1.050", "3", "0", "0.000", "1.500"]
+    header, products, choose, everything = counters.table(plan, values)
+    assert products.split() == ["gemv", "Q4_K", "2", "0.00", "1.050", "3", "0", "0.000", "1.500"]
     assert choose.split()[3:5] == ["0.00", "1.000"]
     assert everything.split()[:4] == ["all", "3", "0.00", "1.040"]
     assert len(header.split()) == 10
+
+
+@pytest.mark.parametrize("quant, cache", [("q4_k_m", "f16"), ("q8_0", "q8_0")])
+def test_what_the_sanitizer_sees_runs_from_graphs_at_every_depth(quant, cache):
+    assert (quant, cache) in sanitize.settings()
+    sanitize.steps(quant, cache, CpuDevice(H200))
+
+
+def test_figures_are_the_readmes():
+    assert decode_table.name("1b:q4_k_m") == "1B Q4_K_M"
+    assert decode_table.figure(2895.1) == "2 895" and decode_table.figure(93.4) == "93"
+    assert decode_table.figure(4071.2, 3) == "4 070" and decode_table.figure(423.4, 3) == "423"
+
+
+def test_the_rate_of_an_answer_is_read_from_its_timings():
+    line = next(timing_lines(Timings(0, 0.5, 1.5, 9, 512)))
+    assert decode_table.SPEED.search(line).groups() == ("512", "511.0")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from llamagraph.devices import open_device
+from llamagraph.devices.cuda.driver import call, cu
 from llamagraph.gguf.synthetic import SHAPES, SyntheticFile
 from llamagraph.program.launch import Work
 from llamagraph.runner import Runner
@@ -37,47 +38,58 @@ STEP_MARK, DONE_MARK = "STEP", "DONE"
 
 
 class Planned(NamedTuple):
-    """A launch of the step: what it is, and the bytes that it reads at least."""
+    """A launch of a model's step: what it is, and the bytes that it reads at least."""
 
+    model: str
     kernel: str
     variant: str
     n_bytes: int
 
 
 def step(spec: str, layers: int) -> None:
-    """What ncu looks at: one decode step; the plan on stdout."""
+    """What ncu looks at: one decode step, whose kernels are there; the plan on stdout."""
     name = spec.partition(":")[0]
     shape = SHAPES[name]
     shape = replace(shape, n_layer=min(layers or shape.n_layer, shape.n_layer))
     file = SyntheticFile(spec, {name: shape})
     with closing(Runner(file, open_device("cuda", warn=print), "stream", 1024)) as runner:
         runner.prefill(FEW_TOKENS)
+        runner.step(1, "last", "greedy")
+        runner.device.queue.wait()
+        call(cu.cuProfilerStart, doing="counting")
         executor = runner.step(1, "last", "greedy")
         runner.device.queue.wait()
+        call(cu.cuProfilerStop, doing="counting")
         for launch in executor.program.launches:
-            n_bytes = launch.traffic(Work(1, len(FEW_TOKENS) + 1)).read
-            print(STEP_MARK, launch.kernel.name, launch.variant.replace(" ", "+") or "-", n_bytes)
-        print(DONE_MARK, flush=True)
+            n_bytes = launch.traffic(Work(1, len(FEW_TOKENS) + 2)).read
+            print(STEP_MARK, spec, launch.kernel.name, launch.variant.replace(" ", "+") or "-",
+                  n_bytes, flush=True)
 
 
-def counted(spec: str, layers: int) -> tuple[list[Planned], list[dict[str, float]]]:
-    """The plan's launches, and the counters of each."""
-    command = ["ncu", "--clock-control", "none", "--csv", "--print-units", "base", "--metrics",
-               ",".join(COUNTERS.values()), sys.executable, "-c",
-               "import sys; from checks.counters import step; step(sys.argv[1], int(sys.argv[2]))",
-               spec, str(layers)]
+def steps(layers: str, *specs: str) -> None:
+    for spec in specs:
+        step(spec, int(layers))
+    print(DONE_MARK, flush=True)
+
+
+def counted(specs: list[str], layers: int) -> tuple[list[Planned], list[dict[str, float]]]:
+    """The plans' launches, and the counters of each."""
+    command = ["ncu", "--clock-control", "none", "--profile-from-start", "off", "--csv",
+               "--print-units", "base", "--metrics", ",".join(COUNTERS.values()), sys.executable,
+               "-c", "import sys; from checks.counters import steps; steps(*sys.argv[1:])",
+               str(layers), *specs]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
     lines = done.stdout.splitlines()
-    plan = [Planned(k, v, int(n)) for mark, k, v, n in
+    plan = [Planned(s, k, v, int(n)) for mark, s, k, v, n in
             (line.split() for line in lines if line.startswith(f"{STEP_MARK} "))]
-    if DONE_MARK not in lines:
-        raise SystemExit(f"ncu failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
     values: dict[int, dict[str, float]] = defaultdict(dict)
     by_counter = {counter: name for name, counter in COUNTERS.items()}
     for row in csv.DictReader(line for line in lines if line.startswith('"')):
         value = row["Metric Value"].replace(",", "")
         values[int(row["ID"])][by_counter[row["Metric Name"]]] = float(value or "nan")
-    return plan, [values[i] for i in sorted(values)][-len(plan):]  # behind those of the prompt
+    if DONE_MARK not in lines or len(values) != len(plan):
+        raise SystemExit(f"ncu failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    return plan, [values[i] for i in sorted(values)]
 
 
 def table(plan: list[Planned], values: list[dict[str, float]]) -> Iterator[str]:
@@ -108,8 +120,9 @@ def main() -> int:
     parser.add_argument("models", nargs="*", metavar="SHAPE:QUANT", default=["8b:q4_k_m"])
     parser.add_argument("--layers", type=int, default=0, help="so many of the layers alone")
     options = parser.parse_args()
+    plan, values = counted(options.models, options.layers)
     for spec in options.models:
-        plan, values = counted(spec, options.layers)
-        print(f"\n{spec}: {len(plan)} launches")
-        print("\n".join(table(plan, values)), flush=True)
+        which = [i for i, launch in enumerate(plan) if launch.model == spec]
+        print(f"\n{spec}: {len(which)} launches")
+        print("\n".join(table([plan[i] for i in which], [values[i] for i in which])))
     return 0

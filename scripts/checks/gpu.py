@@ -7,6 +7,7 @@
     scripts/gpu-check --graphs           graphs against their plans, made, updated and kept
     scripts/gpu-check --races            every kernel waits, and a kernel that does not is caught
     scripts/gpu-check --speed            the pause between tokens, and the choice of a token
+    scripts/gpu-check --sanitize [TOOL]  steps and kernels under compute-sanitizer; slow
     scripts/gpu-check --models DIR       all of it, with the models in DIR; at most 8 minutes
 
 Needs no network. Golden data is looked for in $LLAMAGRAPH_GOLDEN. Ends in one table; the exit code
@@ -30,12 +31,15 @@ def main() -> int:
     parser.add_argument("--graphs", action="store_true", help="graphs as wholes alone")
     parser.add_argument("--races", action="store_true", help="early starts alone")
     parser.add_argument("--speed", action="store_true", help="what is beside a step alone")
+    parser.add_argument("--sanitize", nargs="?", const="", metavar="TOOL",
+                        help="memcheck and racecheck, or one of them")
     parser.add_argument("--models", type=Path, metavar="DIR", help="all, with these GGUF files")
     options = parser.parse_args()
     if not any((options.device, options.kernels is not None, options.choice, options.steady,
-                options.graphs, options.races, options.speed, options.models)):
-        parser.error("give --self, --kernels, --choice, --steady, --graphs, --races, --speed or "
-                     "--models DIR")
+                options.graphs, options.races, options.speed, options.sanitize is not None,
+                options.models)):
+        parser.error("give --self, --kernels, --choice, --steady, --graphs, --races, --speed, "
+                     "--sanitize or --models DIR")
     report = Report()
     if options.device or options.models:
         from checks import selftest
@@ -65,6 +69,10 @@ def main() -> int:
         from checks import speed
 
         speed.run(report)
+    if options.sanitize is not None:
+        from checks import sanitize
+
+        sanitize.run(report, options.sanitize)
     if options.models:
         from checks import parity
 

@@ -12,6 +12,7 @@ from llamagraph.gguf.synthetic import SyntheticFile
 from llamagraph.kernels.attention import attention_class
 from llamagraph.program.launch import StepKey
 from llamagraph.runner import Runner
+from llamagraph.sampling import SamplingParams
 
 MODEL, N_CTX = "1b:q4_k_m", 131072
 
@@ -22,11 +23,11 @@ def holders(runner: Runner, kv_len: int) -> list[str]:
     return [launch.label for launch in executor.program.launches if launch.vars()]
 
 
-def decode(runner: Runner, n: int) -> int:
+def decode(runner: Runner, n: int, sampler: str = "greedy") -> int:
     """How many launches were updated over n steps."""
     before = sum(e.updates for e in runner.executors.values())
     for _ in range(n):
-        runner.step(1, "last", "greedy")
+        runner.step(1, "last", sampler)
     runner.device.queue.wait()
     return sum(e.updates for e in runner.executors.values()) - before
 
@@ -93,14 +94,15 @@ def check_first_pages(report: Report) -> None:
 
 
 def check_repetition(runner: Runner, report: Report) -> None:
-    """The same long answer twice."""
+    """The same long answer twice, drawn with one seed."""
     answers = []
     for _ in range(2):
         runner.reset()
-        runner.prefill(random_tokens(runner, 16))
-        decode(runner, 10_000)
+        SamplingParams(seed=1).write(runner.device.memory, runner.io)
+        runner.prefill(random_tokens(runner, 16), "chain")
+        decode(runner, 10_000, "chain")
         answers.append(runner.device.memory.read(runner.io["tokens"])[:10_000].tolist())
-    report.add("steady", "10 000 tokens twice", answers[0] == answers[1],
+    report.add("steady", "10 000 tokens twice, seed 1", answers[0] == answers[1],
                f"{len(set(answers[0]))} different tokens")
 
 
