@@ -60,12 +60,12 @@ class Result:
     """One case in one graph mode. Up to `samples_ts` the names and units are llama-bench's.
 
     `p50_ns`, `p95_ns` and `host_us_per_token` come from one more run in which the host waits after
-    each step: a token's time with the wait, and what the host spends before it (on a CPU all of
-    it). `bytes_per_token` is what the launches must read and write at least, in the file's types;
-    the floor is that over the read bandwidth `read_gb_per_s`, measured in the same run.
-    `node_updates` counts the launches that a repetition changed, `prepare_ms` is the making of all
-    graphs that the case needs, `l2_persist` the bytes of cache that are set aside for weights.
-    `last_token` is what the last step chose, equal in all modes.
+    each launch: a token's time with the wait, and what the host spends before it (on a CPU all of
+    it); a loop's are means. `bytes_per_token` is what the launches must read and write at least, in
+    the file's types; the floor is that over the read bandwidth `read_gb_per_s`, measured in the
+    same run. `node_updates` counts the launches that a repetition changed, `prepare_ms` is the
+    making of all graphs that the case needs, `l2_persist` the bytes of cache that are set aside for
+    weights. `last_token` is what the last step chose, equal in all modes.
     """
 
     cpu_info: str
@@ -184,8 +184,7 @@ def _repeat(runner: Runner, case: Case, tokens: Sequence[int]) -> int:
     start = time.perf_counter_ns()
     if case.n_prompt:
         runner.prefill(tokens)
-    for _ in range(case.n_gen):
-        runner.step(1, "last", "greedy")
+    runner.decode(case.n_gen)
     runner.device.queue.wait()
     runner.chosen(runner.n_past)
     return time.perf_counter_ns() - start
@@ -197,19 +196,22 @@ def _watch(runner: Runner, case: Case, tokens: Sequence[int]) -> list[Step]:
     if case.n_prompt:
         runner.write_tokens(tokens)
     wait, steps = runner.device.queue.wait, []
-    rows = [*prompt_steps(case.n_prompt), *[(1, "last")] * case.n_gen]
-    for i, (n_rows, logits) in enumerate(rows):
+    looped = runner.mode == "loop" and case.n_gen
+    rows = [*((*step, 1) for step in prompt_steps(case.n_prompt)),
+            *([(1, "last", case.n_gen)] if looped else [(1, "last", 1)] * case.n_gen)]
+    for i, (n_rows, logits, times) in enumerate(rows):
         if i * ROW_BUCKETS[-1] < case.n_prompt:  # later the step before has set it
             runner.device.memory.write(runner.io["n_rows"], [n_rows])
         wait()
         start = time.perf_counter_ns()
-        executor = runner.step(n_rows, logits, "greedy")
-        queued = time.perf_counter_ns()
+        executor = runner.step(n_rows, logits, "greedy", times)
+        queued = time.perf_counter_ns() - start
         wait()
-        done = time.perf_counter_ns()
-        work = Work(n_rows, kv_len=runner.n_past)
-        n_bytes = sum(sum(launch.traffic(work)) for launch in executor.program.launches)
-        steps.append(Step(n_rows, queued - start, done - start, n_bytes, executor))
+        done = time.perf_counter_ns() - start
+        for kv_len in range(runner.n_past - times + 1, runner.n_past + 1):
+            work = Work(n_rows, kv_len)
+            n_bytes = sum(sum(launch.traffic(work)) for launch in executor.program.launches)
+            steps.append(Step(n_rows, queued // times, done // times, n_bytes, executor))
     return steps
 
 
@@ -231,8 +233,7 @@ def _measure(runner: Runner, case: Case, tokens: Sequence[int], mode: str, repet
         **speeds(case.n_tokens, samples),
         **latencies(case, steps),
         **against_floor(case.n_tokens, samples, sum(s.n_bytes for s in steps), bandwidth),
-        "node_updates": updates,
-        "n_nodes": last.n_nodes, "n_launches": len(last.program.launches),
+        "node_updates": updates, "n_nodes": last.n_nodes, "n_launches": len(last.program.launches),
         "prepare_ms": 1e3 * sum(e.prepare_seconds for e in executors),
         "graph_bytes": sum(e.size() for e in executors),
     }

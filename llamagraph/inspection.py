@@ -142,7 +142,7 @@ def parts(launches: Sequence[Launch], mode: str) -> list[int | None]:
 
 def edges(launches: Sequence[Launch], mode: str) -> list[list[int]]:
     """The launches before each: those that hazards name, or the one before in a stream."""
-    if mode == "build":
+    if mode in ("build", "loop"):
         return deps.dependencies(launches)
     return [[i - 1] if i else [] for i in range(len(launches))]
 
@@ -150,7 +150,7 @@ def edges(launches: Sequence[Launch], mode: str) -> list[list[int]]:
 def priorities(program: Program, mode: str) -> list[int]:
     """Which nodes are preferred: only a graph that is built has more than one order."""
     launches = program.launches
-    if mode != "build":
+    if mode not in ("build", "loop"):
         return [0] * len(launches)
     return deps.priorities(launches, deps.dependencies(launches), program.key.rows)
 
@@ -188,7 +188,11 @@ def _check(planner: Planner, setting: Setting, steps: int) -> None:
 
 def planned(planner: Planner, setting: Setting) -> Program:
     """The setting's step."""
-    return planner.plan(step_key(setting.rows, setting.kv_len, "last", setting.sampler))
+    return planner.plan(_key(setting, setting.kv_len))
+
+
+def _key(setting: Setting, kv_len: int) -> StepKey:
+    return step_key(setting.rows, kv_len, "last", setting.sampler, setting.mode == "loop")
 
 
 def _node(launch: Launch, vars: Mapping[str, int], setting: Setting) -> Node:
@@ -213,11 +217,16 @@ def levels(before: Iterable[Sequence[int]]) -> list[int]:
 
 def _totals(planner: Planner, program: Program, setting: Setting, nodes: Sequence[Node],
             bandwidth: float | None) -> dict[str, Any]:
-    """Bytes in the file's types; `width` is the most nodes with equally long paths to them."""
+    """Bytes in the file's types; `width` is the most nodes with equally long paths to them.
+
+    `loop`: the node whose body the others are, and where its condition's handle lies.
+    """
     level = levels(node.dependencies for node in nodes)
     read, written = (sum(n) for n in zip(*((n.bytes_read, n.bytes_written) for n in nodes),
                                          strict=True))
     floor = {"floor_ms": 1e3 * (read + written) / bandwidth} if bandwidth else {}
+    loop = {"loop": {"node": "WHILE", "body": len(nodes),
+                     "handle": place(planner.io["condition"])}} if program.key.repeats else {}
     return {
         "target": planner.target.name, "graph_mode": setting.mode, "rows": setting.rows,
         "depth_tokens": setting.depth, "row_bucket": program.key.rows,
@@ -232,6 +241,7 @@ def _totals(planner: Planner, program: Program, setting: Setting, nodes: Sequenc
         "kv_bytes": planner.kv.bytes_at(setting.kv_len), "kv_bytes_reserved": planner.kv.n_bytes,
         "io_bytes": planner.io["counters"].stop, "mapped_bytes": planner.io["candidates"].stop,
         "l2_persist_bytes": planner.target.l2_persist,
+        **loop,
     }
 
 
@@ -244,7 +254,7 @@ def walk(planner: Planner, setting: Setting, steps: int) -> Updates:
     programs: dict[StepKey, Program] = {}
     labels, at, switches, last = Counter[str](), {}, [], None
     for kv_len in range(setting.kv_len, setting.kv_len + steps * setting.rows + 1, setting.rows):
-        key = step_key(setting.rows, kv_len, "last", setting.sampler)
+        key = _key(setting, kv_len)
         program = programs.setdefault(key, programs.get(key) or planner.plan(key))
         vars = attention_vars(planner.target, kv_len)
         new = {i: launch.resolve(vars, place) for i, launch in enumerate(program.launches)

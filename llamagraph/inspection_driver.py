@@ -56,6 +56,8 @@ def hold(runner: Runner, inspection: Inspection, warnings: Sequence[str] = ()) -
              "programmatic_edges": sum(early for nodes in read for node in nodes
                                        for _, early in node.after),
              **_made(executor)}
+    if handles := list(filter(None, map(device.graphs.handle, executor.graphs))):
+        facts["handles"] = handles
     updates = _run(runner, inspection) if inspection.updates.steps else inspection.updates
     memory = {**device.memory.account(), "graphs": executor.size()}
     totals = {**inspection.totals, "driver": facts, "memory_bytes": memory}

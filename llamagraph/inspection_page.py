@@ -24,13 +24,16 @@ def page(inspection: Inspection, title: str) -> str:
 
 
 def dot(inspection: Inspection, title: str) -> str:
-    """The graph in Graphviz' language, a cluster a layer."""
+    """The graph in Graphviz' language, a cluster a layer, one around them all for a loop."""
     kernels = {name: i for i, name in enumerate(sorted({n.kernel for n in inspection.nodes}))}
     lines = [f"digraph {_quoted(title)} {{", '  node [shape=box style=filled fontname="sans"]']
     for layer, run in groupby(enumerate(inspection.nodes), key=lambda item: item[1].layer):
         nodes = [f"    n{i} {_attributes(node, kernels)}" for i, node in run]
         lines += nodes if layer is None else _cluster(layer, nodes)
     lines += [f"  n{j} -> n{i}" for j, i in inspection.edges]
+    if loop := inspection.totals.get("loop"):
+        label = _quoted(f"{loop['node']} while the condition of {loop['handle']} holds")
+        lines[2:] = [f"subgraph cluster_loop {{ label={label}", *lines[2:], "}"]
     return "\n".join([*lines, "}", ""])
 
 

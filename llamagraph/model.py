@@ -115,9 +115,10 @@ class Generation:
         start, runner = time.perf_counter(), self.model.runner
         sampler = runner.sampler(self.params, self.matcher is not None)
         n_prompt = len(self.prompt_tokens)
-        keys = keys_of_rows(rows, sampler) if rows else usual_keys(n_prompt, sampler,
-                                                                          runner.most_rows)
-        runner.prepare(keys, n_prompt + 1)
+        loop_to = runner.loop_to(n_prompt, self.limit)
+        keys = (keys_of_rows(rows, sampler, loop_to is not None) if rows
+                else usual_keys(n_prompt, sampler, runner.most_rows, loop_to))
+        runner.prepare(keys, loop_to or n_prompt + 1)
         self.model.load_seconds += time.perf_counter() - start
 
     def _tokens(self) -> Iterator[Token]:
@@ -132,7 +133,9 @@ class Generation:
             self.stop_reason = "limit"
             return
         seen = self._take_logprobs if self.n_logprobs else None
-        for id in runner.generate(self.prompt_tokens, self.params, self.limit, seen, constraint):
+        eog = () if self.ignore_eos else tokenizer.eog
+        for id in runner.generate(self.prompt_tokens, self.params, self.limit, seen, constraint,
+                                  eog):
             self.timings.seconds = time.perf_counter() - start
             self.timings.n_generated += 1
             if self.timings.n_generated == 1:

@@ -35,10 +35,14 @@ def row_bucket(n: int) -> int:
     return next(b for b in ROW_BUCKETS if b >= n)
 
 
-def step_key(n_rows: int, kv_len: int, logits: str, sampler: str) -> StepKey:
-    """The program of a step of `n_rows` rows, with `kv_len` positions when it is done."""
+def step_key(n_rows: int, kv_len: int, logits: str, sampler: str, loop: bool = False) -> StepKey:
+    """The program of a step of `n_rows` rows, with `kv_len` positions when it is done.
+
+    In a `loop` a decode step repeats itself, unless its token is chosen on the host.
+    """
     depth = attention_class(kv_len) if n_rows == 1 else "short"
-    return StepKey(row_bucket(n_rows), logits, depth, sampler)
+    repeats = loop and n_rows == 1 and logits == "last" and sampler != "host"
+    return StepKey(row_bucket(n_rows), logits, depth, sampler, repeats=repeats)
 
 
 def prompt_steps(n_tokens: int, most: int = ROW_BUCKETS[-1]) -> Iterator[tuple[int, str]]:
@@ -47,16 +51,20 @@ def prompt_steps(n_tokens: int, most: int = ROW_BUCKETS[-1]) -> Iterator[tuple[i
         yield min(left, most), "none" if left > most else "last"
 
 
-def usual_keys(n_prompt: int, sampler: str, most: int = ROW_BUCKETS[-1]) -> list[StepKey]:
-    """The programs of a prompt at the start of a sequence, and of the decode step behind it."""
-    keys, n_past = [], 0
+def usual_keys(n_prompt: int, sampler: str, most: int = ROW_BUCKETS[-1],
+               loop_to: int | None = None) -> list[StepKey]:
+    """The programs of a prompt at the start of a sequence, and of the decode step behind it.
+
+    In a loop that step repeats itself until there are `loop_to` positions.
+    """
+    keys, n_past, loop = [], 0, loop_to is not None
     for n_rows, logits in prompt_steps(n_prompt, most):
         n_past += n_rows
-        keys.append(step_key(n_rows, n_past, logits, sampler))
-    return list(dict.fromkeys([*keys, step_key(1, n_past + 1, "last", sampler)]))
+        keys.append(step_key(n_rows, n_past, logits, sampler, loop))
+    return list(dict.fromkeys([*keys, step_key(1, loop_to or n_past + 1, "last", sampler, loop)]))
 
 
-def keys_of_rows(rows: Iterable[int], sampler: str) -> list[StepKey]:
+def keys_of_rows(rows: Iterable[int], sampler: str, loop: bool = False) -> list[StepKey]:
     """The programs of steps of so many rows; LlamaGraphError where no step has so many."""
     keys = []
     for n in rows:
@@ -64,7 +72,7 @@ def keys_of_rows(rows: Iterable[int], sampler: str) -> list[StepKey]:
             raise LlamaGraphError(f"--graph-prepare {n}: a step has 1 to {ROW_BUCKETS[-1]} rows")
         if n == ROW_BUCKETS[-1]:  # the only one that more of a prompt may follow
             keys.append(step_key(n, n, "none", sampler))
-        keys.append(step_key(n, n, "last", sampler))
+        keys.append(step_key(n, n, "last", sampler, loop))
     return list(dict.fromkeys(keys))
 
 

@@ -1,13 +1,12 @@
 """Runs a model: load, plan, prefill in row buckets, decode. Yields token ids; knows no text.
 
-The sequence lives on the device. The runner keeps only its length and tells the device what cannot
-be known there: how many rows a step has, and which program fits it.
+The sequence lives on the device. The runner tells the device what cannot be known there: how many
+rows a step has, and which program fits it.
 """
 
-import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from itertools import count
+from collections.abc import Callable, Collection, Generator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,15 +16,16 @@ from llamagraph.execute import EXECUTORS, ExecutorCache
 from llamagraph.gguf.reader import GGUFFile
 from llamagraph.kernels.attention import attention_vars
 from llamagraph.kernels.repack import Tiler
+from llamagraph.kernels.step import MAX_EOG
 from llamagraph.planner import FACTORS, LOGIT_ROWS, ROW_BUCKETS, Planner, prompt_steps, step_key
 from llamagraph.program.device import Device
 from llamagraph.program.launch import Buffer, Program, StepKey
 from llamagraph.sampling import SamplingParams
 from llamagraph.sampling_host import HostChain
+from llamagraph.sequence import TokenSequence
 from llamagraph.text.matcher import Constraint
 
-UNKNOWN = 0  # published by no step yet; tokens are published as their id + 1
-SILENCE_SECONDS = 2.0  # after which the device is asked whether it has failed
+LOOP_STEPS = 1024  # of a launch that nobody has limited: memory is there for all of them
 Progress = Callable[[str, int, int], None]
 
 
@@ -37,7 +37,7 @@ def _raw(file: GGUFFile, name: str) -> np.ndarray:
     return t.quant.dequantise(file.data(name), t.shape).view(np.uint8)
 
 
-class Runner:
+class Runner(TokenSequence):
     """A loaded model on a device, and one sequence of up to `n_ctx` tokens.
 
     `progress(label, done, total)` hears of the bytes loaded, `warn` a line where graphs fail.
@@ -48,15 +48,12 @@ class Runner:
                  n_ctx: int | None = None, progress: Progress | None = None,
                  warn: Callable[[str], None] = lambda _: None, n_ubatch: int = ROW_BUCKETS[-1],
                  type_k: str | None = None, type_v: str | None = None):
-        self.device, self.mode, self._warn = device, mode, warn
-        self.most_rows = min(n_ubatch, ROW_BUCKETS[-1])
         planner = Planner(file, device.target, n_ctx, type_k, type_v)
+        super().__init__(device, planner.io, planner.n_ctx)
+        self.mode, self._warn, self._asked = mode, warn, n_ctx
+        self.most_rows = min(n_ubatch, ROW_BUCKETS[-1])
         self.plan, self.config, self.n_vocab = planner.plan, planner.config, planner.n_vocab
-        self.io, self.kv, self.weights = planner.io, planner.kv, planner.weights
-        self._asked, self.n_ctx = n_ctx, planner.n_ctx
-        self.n_past = 0  # tokens of the sequence that steps have read, or are about to
-        self.sequence: list[int] = []
-        self._turn = 0  # of an answer; it ends when the sequence is changed from outside
+        self.kv, self.weights = planner.kv, planner.weights
         self._load(file, planner, progress or (lambda *_: None))
         self.executors = ExecutorCache(self._executor)
         self._planned: dict[StepKey, Program] = {}  # whose executors are about to be made
@@ -71,6 +68,7 @@ class Runner:
         memory.grow("io", 0, self.io["counters"].stop)
         self._published = memory.host_view(self.io["published"])
         self._candidates = memory.host_view(self.io["candidates"])
+        self._stop = memory.host_view(self.io["stop"])
         tiler, tables = Tiler(self.device.target), self._rope_tables(file)
         for name, buffer in planner.buffers.items():
             progress("load", buffer.start, total)
@@ -100,7 +98,7 @@ class Runner:
                                f"{free / 1e9:.2f} GB are free; {fix}")
 
     def _executor(self, key: StepKey, old: Any = None) -> Any:
-        program = self._planned.pop(key, None) or self.plan(key)
+        program = self._planned.pop(key, None) or self._program(key)
         used = self.device.memory.account().get("scratch", 0)
         if program.scratch_bytes > used:
             self.device.memory.grow("scratch", used, program.scratch_bytes)
@@ -110,9 +108,26 @@ class Runner:
         except (DeviceError, MemoryLimitError) as error:
             if self.mode == "stream":
                 raise
+            if self.mode == "loop":
+                self._end_loops(str(error))
+                return self._executor(key, old)
             self._warn(f"no graphs: {error}; launching one by one")
             self.mode = "stream"
             return EXECUTORS[self.mode](self.device, program, vars)
+
+    def _program(self, key: StepKey) -> Program:
+        """The key's, which repeats itself only where there are loops."""
+        return self.plan(key if self._loops() else replace(key, repeats=False))
+
+    def _loops(self) -> bool:
+        """Whether decode steps repeat themselves; asked before a kernel of theirs is loaded."""
+        if self.mode == "loop" and self.device.graphs.no_loop:
+            self._end_loops(self.device.graphs.no_loop)
+        return self.mode == "loop"
+
+    def _end_loops(self, why: str) -> None:
+        self._warn(f"no loop: {why}; launching a graph a token")
+        self.mode = "capture"
 
     def prepare(self, keys: Sequence[StepKey], kv_len: int = 1) -> None:
         """Makes the executors of these programs, for steps at about that KV length.
@@ -121,7 +136,7 @@ class Runner:
         room for the first ones are made.
         """
         new = [key for key in keys[: self.executors.limit] if key not in self.executors]
-        self._planned = {key: self.plan(key) for key in new}
+        self._planned = {key: self._program(key) for key in new}
         self.device.queue.load(
             launch.kernel for program in self._planned.values() for launch in program.launches
         )
@@ -133,35 +148,31 @@ class Runner:
             self.n_past = now
             self._planned.clear()
 
-    def reset(self, n_past: int = 0) -> None:
-        """Takes the sequence back to its first `n_past` tokens."""
-        assert n_past <= self.n_past
-        self._turn += 1
-        self.device.queue.wait()
-        self._published[n_past : self.n_past + 1] = UNKNOWN
-        self.n_past = n_past
-        self.device.memory.write(self.io["pos"], [n_past])
-        del self.sequence[n_past:]
+    def step(self, n_rows: int, logits: str, sampler: str, most: int = 1,
+             eog: Collection[int] = ()) -> Any:
+        """Queues one step over the next `n_rows` tokens; the executor that ran it.
 
-    def write_tokens(self, tokens: Sequence[int]) -> None:
-        """Writes the tokens that follow the sequence; a step must then read them."""
-        if bad := [t for t in tokens if not 0 <= t < self.n_vocab]:
-            raise LlamaGraphError(f"token {bad[0]} is none of the model's, 0 to {self.n_vocab - 1}")
-        if self.n_past + len(tokens) > self.n_ctx:
-            raise LlamaGraphError(
-                f"{self.n_past + len(tokens)} tokens do not fit the context of {self.n_ctx}; "
-                f"shorten the prompt or raise -c"
-            )
-        self.device.memory.write(self.io["tokens"], np.array(tokens, np.int32), self.n_past)
-        self.sequence[self.n_past :] = tokens
-
-    def step(self, n_rows: int, logits: str, sampler: str) -> Any:
-        """Queues one step over the next `n_rows` tokens; the executor that ran it."""
-        kv_len = self.n_past + n_rows
+        In mode `loop` a step of one row runs up to `most` times, fewer where one of the tokens
+        `eog` is chosen; `n_past` then counts all of them.
+        """
+        loops = self._loops()
+        looped = self.n_past + (most if loops and n_rows == 1 else n_rows)
+        executor = self.executors[step_key(n_rows, looped, logits, sampler, loops)]
+        if executor.program.key.repeats:
+            kv_len, known = looped, list(eog)[:MAX_EOG]  # the host sees the others end it
+            self.device.memory.write(self.io["ends"], [kv_len, len(known), *known])
+        else:
+            kv_len = self.n_past + n_rows
         self.kv.grow(self.device.memory, kv_len)
-        executor = self.executors[step_key(n_rows, kv_len, logits, sampler)]
         executor.run(attention_vars(self.device.target, kv_len))
         self.n_past = kv_len
+        return executor
+
+    def decode(self, n: int, sampler: str = "greedy") -> Any:
+        """Queues n steps of one row, in as few launches as there can be; the last executor."""
+        executor, end = None, self.n_past + n
+        while self.n_past < end:
+            executor = self.step(1, "last", sampler, end - self.n_past)
         return executor
 
     def prefill(self, tokens: Sequence[int], sampler: str = "greedy") -> Any:
@@ -186,51 +197,54 @@ class Runner:
         """The logits that the executor's last step left."""
         return self.device.memory.read(executor.program.outputs["logits"])
 
-    def chosen(self, position: int) -> int:
-        """The token that a step has chosen, or is about to choose, for a position."""
-        give_up = time.monotonic() + SILENCE_SECONDS
-        while (published := int(self._published[position])) == UNKNOWN:
-            if time.monotonic() > give_up:
-                self.device.queue.wait()  # a fault of the device shows here
-                assert self._published[position] != UNKNOWN, f"no step chose token {position}"
-        return published - 1
-
     def sampler(self, params: SamplingParams, constrained: bool) -> str:
         """Who chooses a token: the sampler of the StepKey."""
         if constrained:
             return "host"
         return params.sampler(self.device.target, self.n_vocab)
 
+    def _reach(self, n_past: int, limit: int) -> tuple[int, int]:
+        """Where an answer behind so many tokens ends at the latest; the most steps of a launch."""
+        if limit > 0:
+            return min(self.n_ctx, n_past + limit - 1), self.n_ctx
+        return self.n_ctx, LOOP_STEPS
+
+    def loop_to(self, n_past: int, limit: int) -> int | None:
+        """The positions at the end of such an answer's first loop; None where there are none."""
+        end, most = self._reach(n_past, limit)
+        return min(end, n_past + most) if self._loops() else None
+
     def generate(self, prompt: Sequence[int], params: SamplingParams, limit: int = -1,
-                 seen: Callable[[Any], None] | None = None,
-                 constraint: Constraint | None = None) -> Iterator[int]:
-        """Token ids after the prompt, up to `limit` or the end of the context.
+                 seen: Callable[[Any], None] | None = None, constraint: Constraint | None = None,
+                 eog: Collection[int] = ()) -> Generator[int, None, None]:
+        """Token ids after the prompt, up to `limit`, one of `eog` or the end of the context.
 
         `seen(executor)` is called after each step, before the next one is queued. Without it the
-        next step is queued before a token is handed out; what ran too far is taken back.
-        With a `constraint` the host chooses each token, of those that it accepts.
-        Raises LlamaGraphError once another answer has begun.
+        next step, or a loop of all that follow, is queued before a token is handed out; what ran
+        too far is taken back. With a `constraint` the host chooses each token, of those that it
+        accepts. Raises LlamaGraphError once another answer has begun.
         """
         sampler = self.sampler(params, constraint is not None)
         params.write(self.device.memory, self.io)
         chain = HostChain(params)
         executor = self.prefill(prompt, sampler)
-        position, ahead = self.n_past, self.device.queue.ahead and not seen and sampler != "host"
+        position, ahead = self.n_past, not seen and sampler != "host" and (
+            self.device.queue.ahead or self._loops())
+        end, most = self._reach(position, limit)
         turn = self._turn
         try:
-            for produced in count(1):
+            while True:
                 if self._turn != turn:
                     raise LlamaGraphError("another answer has begun; this one cannot go on")
                 if seen:
                     seen(executor)
                 if sampler == "host":
                     self._choose(chain, constraint)
-                last = produced == limit or position >= self.n_ctx
-                if ahead and not last:
-                    self.step(1, "last", sampler)
-                self.sequence.append(self.chosen(position))
-                yield self.sequence[-1]
-                if last:
+                if ahead and self.n_past == position < end:
+                    self.step(1, "last", sampler, min(most, end - position), eog)
+                self.sequence.append(token := self.chosen(position))
+                yield token
+                if position == end or token in eog:
                     return
                 if not ahead:
                     executor = self.step(1, "last", sampler)
@@ -260,6 +274,8 @@ class Runner:
 
     def close(self) -> None:
         self._turn += 1
+        if len(self.executors):
+            self._stop[0] = 1
         try:
             self.executors.close()
         finally:

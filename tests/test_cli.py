@@ -101,7 +101,7 @@ def test_an_empty_stdin_is_a_usage_error(path):
     assert done.returncode == 2
 
 
-@pytest.mark.parametrize("mode", ["stream", "capture", "build", "partial"])
+@pytest.mark.parametrize("mode", ["stream", "capture", "build", "partial", "loop"])
 def test_every_mode_gives_the_same_text(path, mode):
     arguments = ("-m", path, "hello", "-n", "8", "-s", "1", "--graph-mode")
     assert invoke(*arguments, mode).stdout == invoke(*arguments, "stream").stdout
@@ -117,8 +117,9 @@ def test_another_architectures_choices_give_the_same_text(path):
     assert result.exit_code == 1 and "unknown target 'sm_1'" in str(result.exception)
 
 
-def test_interrupt_keeps_the_text_prints_timings_and_exits_130(path):
-    running = process("-m", path, "hello", "--ignore-eos", "-s", "1")
+@pytest.mark.parametrize("mode", ["stream", "loop"])
+def test_interrupt_keeps_the_text_prints_timings_and_exits_130(path, mode):
+    running = process("-m", path, "hello", "--ignore-eos", "-s", "1", "--graph-mode", mode)
     first = running.stdout.read(1)
     running.send_signal(signal.SIGINT)
     rest, err = running.communicate(timeout=60)

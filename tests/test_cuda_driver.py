@@ -3,6 +3,7 @@
 import ctypes
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -148,6 +149,12 @@ def test_another_targets_choices_keep_the_real_gpus_counts():
                        ("numpy", "sm_90a")):
         with pytest.raises(DeviceError, match=f"--arch-tuning {name}: this GPU is {arch}"):
             check_tuning(target_named(name), arch)
+
+
+def test_a_loop_is_refused_in_a_line():
+    assert device.no_loop(H200, (12, 4)) == device.no_loop(H200, (13, 0)) == ""
+    assert "12.4 or later, this one is for 12.3" in device.no_loop(H200, (12, 3))
+    assert "display" in device.no_loop(replace(H200, watchdog=True), (13, 0))
 
 
 @pytest.mark.parametrize("version, words", [

@@ -100,13 +100,14 @@ def test_the_next_step_is_queued_before_a_token_is_handed_out(path):
     assert runner.n_past == 2 + 5, "what ran too far is taken back"
 
 
-@pytest.mark.parametrize("mode", ["capture", "build", "partial"])
+@pytest.mark.parametrize("mode", ["capture", "build", "partial", "loop"])
 def test_making_graphs_changes_nothing_on_the_device(path, mode):
     runner = Runner(GGUFFile(path), CpuDevice(), mode, 512)
     runner.prefill([1, 2, 3, 4])
     arenas = [a for name, a in runner.device.memory._arenas.items() if name != "scratch"]
     before = [arena.tobytes() for arena in arenas]
-    runner.prepare([*usual_keys(20, "chain"), StepKey(1, "last", "long"), StepKey(1)])
+    loop = {"loop_to": 40} if mode == "loop" else {}
+    runner.prepare([*usual_keys(20, "chain", **loop), StepKey(1, "last", "long"), StepKey(1)])
     assert len(runner.executors) > 3 and [arena.tobytes() for arena in arenas] == before
 
 

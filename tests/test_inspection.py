@@ -127,6 +127,21 @@ def test_modes_have_their_edges_and_graphs(planner):
     assert partial.totals["graphs"] == 4
 
 
+def test_a_loop_is_the_body_of_a_node(path, planner):
+    step, loop = (inspect(planner, Setting(mode=m)) for m in ("build", "loop"))
+    assert [n.label for n in loop.nodes] == [*(n.label for n in step.nodes), "loop"]
+    assert loop.edges[:-1] == step.edges and loop.edges[-1] == (
+        len(step.nodes) - 1, len(step.nodes))
+    assert loop.nodes[-1].kernel == "loop_control" and loop.key.repeats
+    where = f"io+{planner.io['condition'].start}"
+    assert loop.totals["loop"] == {"node": "WHILE", "body": len(loop.nodes), "handle": where}
+    for setting in (Setting(rows=2, mode="loop"), Setting(sampler="host", mode="loop")):
+        assert "loop" not in inspect(planner, setting).totals
+    text = invoke("-m", path, "--graph-mode", "loop").stdout
+    assert "the body of a WHILE node" in text and "loop_control" in text
+    assert "cluster_loop" in invoke("-m", path, "--graph-mode", "loop", "--dot").stdout
+
+
 def test_equal_layers_fold():
     groups = folded(inspect(gpu("8b:q4_k_m"), Setting()).nodes)
     layers = [g.layers for g in groups if g.layers]

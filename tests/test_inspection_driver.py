@@ -42,6 +42,7 @@ def read(path, planner, mode, spoil=lambda graph: None, setting=None, steps=0):
         return made
 
     device.graphs.capture, device.graphs.build = spoilt(capture), spoilt(build)
+    device.graphs.handle = lambda graph: 0x1234 if graph.goes_on is not None else 0
     setting = replace(setting or Setting(depth=300), mode=mode)
     try:
         return verify(GGUFFile(path), device, inspect(planner, setting, steps))
@@ -51,13 +52,14 @@ def read(path, planner, mode, spoil=lambda graph: None, setting=None, steps=0):
 
 @pytest.mark.parametrize("setting", [Setting(depth=300), Setting(8, 5), Setting(sampler="host")],
                          ids=["decode", "prompt", "host"])
-@pytest.mark.parametrize("mode", ["capture", "build", "partial"])
+@pytest.mark.parametrize("mode", ["capture", "build", "partial", "loop"])
 def test_a_graph_as_planned_is_counted(path, planner, mode, setting):
     found = read(path, planner, mode, setting=setting)
     driver, in_graphs = found.totals["driver"], [n for n in found.nodes if n.part is not None]
     assert driver["nodes"] == len(in_graphs) and driver["graphs"] == found.totals["graphs"]
-    if mode == "build":
+    if mode in ("build", "loop"):
         assert driver["edges"] == found.totals["edges"]
+    assert driver.get("handles") == ([0x1234] if "loop" in found.totals else None)
     assert set(found.totals["memory_bytes"]) >= {"weights", "kv", "scratch", "io", "mapped",
                                                  "graphs"}
 

@@ -90,7 +90,8 @@ def numbers_option(*names: str, help: str) -> Callable:
 @click.option("-r", "--repetitions", type=click.IntRange(min=1),
               help="Measurements of each case (5; on a CPU 2).")
 @click.option("--graph-mode", "modes", metavar="LIST", callback=lambda *a: read_modes(a[2]),
-              help="Some of stream, capture, build, partial (stream,capture; on a CPU stream).")
+              help="Some of stream, capture, build, partial, loop (stream,capture; on a CPU "
+                   "stream).")
 @click.option("-c", "--ctx-size", "n_ctx", type=click.IntRange(min=0), default=0,
               help="Longest sequence in tokens; 0 takes what the cases need.")
 @click.option("-o", "--output", type=click.Choice(["md", "json"]), default="md",

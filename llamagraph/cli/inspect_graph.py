@@ -212,6 +212,9 @@ def _totals(inspection: "Inspection") -> list[str]:
         f"{_size(t['kv_bytes_reserved'])} reserved, scratch {_size(t['scratch_bytes'])}, io "
         f"{_size(t['io_bytes'])}, seen by the host {_size(t['mapped_bytes'])}",
     ]
+    if loop := t.get("loop"):
+        lines.insert(1, f"they are the body of a {loop['node']} node; the handle of its condition "
+                        f"is at {loop['handle']}")
     if u.steps:
         lines.append(f"{u.steps} steps{' run' if u.ran else ''}: {u.node_updates} node updates")
         lines += [f"  at KV length {at}: {n} nodes" for at, n in (u.at or {}).items()]
@@ -225,6 +228,7 @@ def _totals(inspection: "Inspection") -> list[str]:
                   f"({d['programmatic_edges']} programmatic), {_size(d['graph_bytes'])}; {made}",
                   "in use: " + ", ".join(f"{name} {_size(n)}"
                                          for name, n in t["memory_bytes"].items())]
+        lines += [f"the loop's handle is {h:#x}" for h in d.get("handles", ())]
     return lines
 
 

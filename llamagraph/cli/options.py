@@ -10,7 +10,7 @@ import click
 from llamagraph import __version__
 from llamagraph.cli.groups import LineError, OneText, grouped
 
-MODES = ["stream", "capture", "build", "partial"]
+MODES = ["stream", "capture", "build", "partial", "loop"]
 KV_TYPES = ["f32", "f16", "bf16", "q8_0", "q4_0"]
 DEVICE_NAME = re.compile(r"(auto|cpu|cuda)|cuda:?(\d+)", re.IGNORECASE)
 
@@ -63,7 +63,7 @@ device_options = grouped(
                  help="Replay each step as one graph (default on a GPU), or launch by launch."),
     click.option("--graph-mode", "mode", type=click.Choice(MODES),
                  help="How steps run: launch by launch, or a graph that is captured, built node by "
-                      "node, or cut in parts."),
+                      "node, cut in parts, or a whole answer in one launch."),
     click.option("--graph-prepare", "prepare", metavar="auto|lazy|LIST", default="auto",
                  show_default=True, callback=lambda *a: read_prepare(a[2]),
                  help="Which programs are made before the first token is computed: those that the "

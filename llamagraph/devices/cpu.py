@@ -10,7 +10,7 @@ import os
 import random
 import struct
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -35,6 +35,7 @@ class CpuMemory:
 
     def __init__(self, available: Callable[[], int] = available_memory):
         self.available = available
+        self.finish: Callable[[], None] = lambda: None  # what is queued
         self._arenas: dict[str, np.ndarray] = {}
         self._used: dict[str, int] = {}
         self._weights: dict[Buffer, np.ndarray] = {}
@@ -76,11 +77,13 @@ class CpuMemory:
     host_view = view
 
     def write(self, buffer: Buffer, values: Any, first: int = 0) -> None:
+        self.finish()
         target = self.view(buffer).reshape(-1)
         values = np.asarray(values).reshape(-1)
         target[first : first + len(values)] = values
 
     def read(self, buffer: Buffer) -> np.ndarray:
+        self.finish()
         return self.view(buffer).copy()
 
     def address(self, buffer: Buffer) -> Buffer:
@@ -107,12 +110,13 @@ def _bytes(value: Any) -> bytes:
 
 
 class CpuQueue:
-    """Runs a call at once, or adds it to the open capture."""
+    """Runs a call at once, or adds it to the open capture. A loop runs while the host waits."""
 
     ahead = False
 
     def __init__(self, memory: CpuMemory):
         self._memory = memory
+        self.loop: Iterator[None] = iter(())
         self.captured: list[Bound] | None = None
 
     def bind(self, call: Call) -> Bound:
@@ -126,6 +130,7 @@ class CpuQueue:
 
     def launch(self, bound: Bound) -> int | None:
         if self.captured is None:
+            self.wait()
             bound()
             return None
         self.captured.append(bound)
@@ -135,25 +140,32 @@ class CpuQueue:
         pass
 
     def wait(self) -> None:
-        pass
+        for _ in self.loop:
+            pass
+
+    def rest(self, seconds: float) -> None:
+        next(self.loop, None)
 
     def time(self, work: Callable[[], Any]) -> float:
         started = time.perf_counter()
         work()
+        self.wait()
         return time.perf_counter() - started
 
 
 @dataclass(eq=False)
 class CpuGraph:
-    """Bound calls; with `before`, any order that respects it may run them."""
+    """Bound calls, in any order that respects `before`; repeated until `goes_on` is 0."""
 
     bound: list[Bound]
     before: Sequence[Sequence[int]] | None = None
     priority: Sequence[int] | None = None
+    goes_on: np.ndarray | None = None
 
     def same_as(self, other: "CpuGraph") -> bool:
-        """Whether one could become the other: as many nodes, with the same edges."""
-        return len(self.bound) == len(other.bound) and self.before == other.before
+        """Whether one could become the other: as many nodes, with the same edges, no loops."""
+        loops = self.goes_on is not None or other.goes_on is not None
+        return not loops and len(self.bound) == len(other.bound) and self.before == other.before
 
 
 def random_order(before: Sequence[Sequence[int]], rng: random.Random) -> list[int]:
@@ -180,6 +192,8 @@ def random_order(before: Sequence[Sequence[int]], rng: random.Random) -> list[in
 class CpuGraphs:
     """Captured and built graphs, as lists of bound calls."""
 
+    no_loop = ""
+
     def __init__(self, memory: CpuMemory, queue: CpuQueue, seed: int):
         self._memory, self._queue, self._rng = memory, queue, random.Random(seed)
 
@@ -193,9 +207,10 @@ class CpuGraphs:
             self._queue.captured = None
 
     def build(self, bound: Sequence[Bound], before: Sequence[Sequence[int]],
-              priority: Sequence[int], old: CpuGraph | None = None
-              ) -> tuple[CpuGraph, Sequence[int]]:
-        graph = CpuGraph(list(bound), before, priority)
+              priority: Sequence[int], old: CpuGraph | None = None,
+              condition: Buffer | None = None) -> tuple[CpuGraph, Sequence[int]]:
+        goes_on = None if condition is None else self._memory.view(condition)[2:]
+        graph = CpuGraph(list(bound), before, priority, goes_on)
         return self._become(old, graph), range(len(bound))
 
     def _become(self, old: CpuGraph | None, new: CpuGraph) -> CpuGraph:
@@ -212,6 +227,19 @@ class CpuGraphs:
         graph.bound[node] = bound
 
     def replay(self, graph: CpuGraph) -> None:
+        self._queue.wait()
+        if graph.goes_on is None:
+            self._run(graph)
+        else:
+            graph.goes_on[0] = 1
+            self._queue.loop = self._repeat(graph, graph.goes_on)
+
+    def _repeat(self, graph: CpuGraph, goes_on: np.ndarray) -> Iterator[None]:
+        while goes_on[0]:
+            self._run(graph)
+            yield
+
+    def _run(self, graph: CpuGraph) -> None:
         if graph.before is None:
             order: Sequence[int] = range(len(graph.bound))
         else:
@@ -233,6 +261,9 @@ class CpuGraphs:
         return GraphNode(call.kernel.name, call.grid, call.block, call.shared,
                          tuple(map(_bytes, bound.args)), tuple((j, early) for j in before),
                          call.window, priority)
+
+    def handle(self, graph: CpuGraph) -> int:
+        return 0
 
     def size(self, graph: CpuGraph) -> int:
         return 0
@@ -262,6 +293,7 @@ class CpuDevice:
         self._threads = threadpool_limits(n_threads)
         self.memory = CpuMemory(available)
         self.queue = CpuQueue(self.memory)
+        self.memory.finish = self.queue.wait
         self.graphs = CpuGraphs(self.memory, self.queue, seed)
 
     def close(self) -> None:

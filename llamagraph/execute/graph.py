@@ -1,4 +1,5 @@
-"""Runs a program as graphs: captured whole, built node by node, or cut at unstable launches.
+"""Runs a program as graphs: captured whole, built node by node, cut at unstable launches, or as the
+body of a loop.
 
 Each holds the launches that may change and sends only the calls that differ. Knows a device's
 graphs and the program, no driver.
@@ -10,6 +11,7 @@ from typing import Any
 
 from llamagraph.execute.stream import Stream
 from llamagraph.program.deps import dependencies, priorities
+from llamagraph.program.launch import Buffer
 
 
 class Captured(Stream):
@@ -40,7 +42,24 @@ class Built(Captured):
     def _make(self, old: Any = None) -> tuple[Any, Sequence[Any]]:
         before = dependencies(self.program.launches)
         priority = priorities(self.program.launches, before, self.program.key.rows)
-        return self.device.graphs.build(self._bound, before, priority, old)
+        return self.device.graphs.build(self._bound, before, priority, old, self._condition())
+
+    def _condition(self) -> Buffer | None:
+        """What says whether the graph is repeated."""
+        return None
+
+
+class Loop(Built):
+    """A decode step as the body of a WHILE node: one replay runs it until its last launch says no.
+
+    Programs that do not repeat themselves are built as they are.
+    """
+
+    def _condition(self) -> Buffer | None:
+        if not self.program.key.repeats:
+            return None
+        (condition,) = (b for b, role in self.program.launches[-1].touches() if role.writes)
+        return condition
 
 
 class Partial(Stream):

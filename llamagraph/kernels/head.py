@@ -4,6 +4,7 @@ import numpy as np
 
 from llamagraph.kernels.copy import copy_launch
 from llamagraph.kernels.linear import linear, norm_linear
+from llamagraph.kernels.loop import repeat
 from llamagraph.kernels.norm import norm, norm_last
 from llamagraph.kernels.sample import choose
 from llamagraph.kernels.step import end_step
@@ -53,6 +54,8 @@ def head(tape: Tape, hidden: Buffer, output_norm: Weights, output: Weights, eps:
     tape.output("logits", logits)
     if one_row and tape.key.sampler != "host":
         choose(tape, logits)
+        if tape.key.repeats:
+            repeat(tape)
         return
     end_step(tape)
     if one_row:

@@ -16,14 +16,16 @@ SAMPLER_FLOATS = (
 SAMPLER_INTS = ("top_k", "repeat_last_n", "seed_low", "seed_high", "n_bias")
 MAX_BIAS = 1024  # entries of a logit bias
 N_COUNTERS = 4096  # zero between launches; a kernel that counts leaves them at zero
+MAX_EOG = 62  # tokens that end a loop on the device
 
 
 def step_io(n_ctx: int, n_vocab: int = 0) -> dict[str, Buffer]:
     """The buffers of the `io` arena for sequences of up to `n_ctx` tokens.
 
-    `published` and `candidates` lie in the `mapped` arena, which the host can read: a chosen token
-    appears in the one at its position, as its id + 1, while steps run; the other has the logits of
-    a step whose token the host chooses, once the step is done (n_vocab 0: no step does that).
+    `published`, `candidates` and `stop` lie in the `mapped` arena, which the host shares: a chosen
+    token appears in the first at its position, as its id + 1, while steps run; the second has the
+    logits of a step whose token the host chooses, once the step is done (n_vocab 0: no step does
+    that); the host ends a loop by setting `stop`.
     """
     shapes = {
         "pos": ("I32", 1),  # of the step's first row
@@ -34,19 +36,24 @@ def step_io(n_ctx: int, n_vocab: int = 0) -> dict[str, Buffer]:
         "sampler_ints": ("I32", len(SAMPLER_INTS)),
         "bias_ids": ("I32", MAX_BIAS),
         "bias_values": ("F32", MAX_BIAS),
+        "ends": ("I32", 2 + MAX_EOG),  # of a loop: a position, and so many tokens
+        "condition": ("U32", 3),  # of a loop: its handle in two words, and whether it goes on
         "counters": ("U32", N_COUNTERS),
     }
     buffers, offset = {}, 0
     for name, (dtype, length) in shapes.items():
         buffers[name] = dense(name, "io", offset, (length,), dtype)
         offset = -(-buffers[name].stop // ALIGNMENT) * ALIGNMENT
-    published = buffers["published"] = dense("published", "mapped", 0, (n_ctx + 1,), "I32")
+    buffers["stop"] = dense("stop", "mapped", 0, (1,), "I32")
+    published = dense("published", "mapped", ALIGNMENT, (n_ctx + 1,), "I32")
     start = -(-published.stop // ALIGNMENT) * ALIGNMENT
+    buffers["published"] = published
     buffers["candidates"] = dense("candidates", "mapped", start, (n_vocab,))
     return buffers
 
 
-def _single(target, *args: Value) -> Geometry:
+def single(target, *args: Value) -> Geometry:
+    """One warp."""
     return Geometry((1, 1, 1), 32)
 
 
@@ -54,7 +61,7 @@ def _advance_example(rng):
     yield (np.array([7], np.int32), np.array([3], np.int32)), {}
 
 
-@kernel("step.cu", geometry=_single, example=_advance_example)
+@kernel("step.cu", geometry=single, example=_advance_example)
 def advance(pos: InOut, n_rows: InOut) -> None:
     """pos += n_rows; the next step has one row."""
     pos += n_rows

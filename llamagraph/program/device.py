@@ -72,6 +72,9 @@ class Queue(Protocol):
     def wait(self) -> None:
         """Returns when all queued work is done."""
 
+    def rest(self, seconds: float) -> None:
+        """Passes about so much time, in which queued work goes on."""
+
     def time(self, work: Callable[[], Any]) -> float:
         """Seconds that the device takes for what `work` queues."""
 
@@ -94,21 +97,26 @@ class GraphNode:
 
 
 class Graphs(Protocol):
-    """Executables made of bound calls.
+    """Executables made of bound calls. `no_loop` says why there are no loops, if there are none.
 
     `old`, given to what makes one, is an executable that nobody needs any more: it becomes the new
     one, updated whole, where its nodes and edges are the same, and is closed where they are not.
     """
+
+    no_loop: str
 
     def capture(self, record: Callable[[], Sequence[Any]], old: Any = None
                 ) -> tuple[Any, Sequence[Any]]:
         """Runs `record` in a capture: the executable, and a node for each that it returned."""
 
     def build(self, bound: Sequence[Any], before: Sequence[Sequence[int]],
-              priority: Sequence[int], old: Any = None) -> tuple[Any, Sequence[Any]]:
+              priority: Sequence[int], old: Any = None, condition: Buffer | None = None
+              ) -> tuple[Any, Sequence[Any]]:
         """One node a bound call, an edge from each of `before[i]` to i: executable and nodes.
 
-        Of nodes that could run, those with the higher `priority` are first.
+        Of nodes that could run, those with the higher `priority` are first. With `condition` a
+        replay repeats all of it until a call leaves condition[2] at 0; words 0 and 1 are the
+        device's own. What is repeated is always made anew.
         """
 
     def update(self, graph: Any, node: Any, bound: Any) -> None:
@@ -119,6 +127,9 @@ class Graphs(Protocol):
 
     def read_back(self, graph: Any) -> Sequence[GraphNode]:
         """The nodes that it was made with, in their order; single updates do not show."""
+
+    def handle(self, graph: Any) -> int:
+        """The number by which a call within a loop sets its condition; 0 where there is none."""
 
     def size(self, graph: Any) -> int:
         """Bytes that the executable takes, as far as they are known."""

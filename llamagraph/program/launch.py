@@ -253,6 +253,7 @@ class StepKey:
     attention: str = "short"  # "short" or "long": the depth class of the KV
     sampler: str = "greedy"  # "greedy" or "chain" on the device, "host"
     adapters: tuple[str, ...] = ()
+    repeats: bool = False  # whether the device decides at the end that the step runs again
 
 
 @dataclass(frozen=True, eq=False)

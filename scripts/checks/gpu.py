@@ -8,6 +8,8 @@
     scripts/gpu-check --races            every kernel waits, and a kernel that does not is caught
     scripts/gpu-check --speed            the pause between tokens, and the choice of a token
     scripts/gpu-check --sanitize [TOOL]  steps and kernels under compute-sanitizer; slow
+    scripts/gpu-check --loop [FILE]      whole answers in one launch, with FILE a model's too
+    scripts/gpu-check --branches         launches side by side against a chain
     scripts/gpu-check --models DIR       all of it, with the models in DIR; at most 8 minutes
 
 Needs no network. Golden data is looked for in $LLAMAGRAPH_GOLDEN. Ends in one table; the exit code
@@ -33,13 +35,16 @@ def main() -> int:
     parser.add_argument("--speed", action="store_true", help="what is beside a step alone")
     parser.add_argument("--sanitize", nargs="?", const="", metavar="TOOL",
                         help="memcheck and racecheck, or one of them")
+    parser.add_argument("--loop", nargs="?", const="", metavar="FILE", help="loops alone")
+    parser.add_argument("--branches", action="store_true", help="launches side by side alone")
     parser.add_argument("--models", type=Path, metavar="DIR", help="all, with these GGUF files")
     options = parser.parse_args()
-    if not any((options.device, options.kernels is not None, options.choice, options.steady,
-                options.graphs, options.races, options.speed, options.sanitize is not None,
-                options.models)):
+    wanted = (options.device, options.kernels is not None, options.choice, options.steady,
+              options.graphs, options.races, options.speed, options.sanitize is not None,
+              options.loop is not None, options.branches, options.models)
+    if not any(wanted):
         parser.error("give --self, --kernels, --choice, --steady, --graphs, --races, --speed, "
-                     "--sanitize or --models DIR")
+                     "--sanitize, --loop, --branches or --models DIR")
     report = Report()
     if options.device or options.models:
         from checks import selftest
@@ -73,6 +78,14 @@ def main() -> int:
         from checks import sanitize
 
         sanitize.run(report, options.sanitize)
+    if options.loop is not None or options.models:
+        from checks import loop
+
+        loop.run(report, Path(options.loop) if options.loop else None)
+    if options.branches or options.models:
+        from checks import branches
+
+        branches.run(report)
     if options.models:
         from checks import parity
 

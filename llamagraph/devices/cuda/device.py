@@ -11,17 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from llamagraph.devices.cuda import driver
+from llamagraph.devices.cuda import driver, driver_version
 from llamagraph.devices.cuda.compiler import Compiler, Unit
+from llamagraph.devices.cuda.graphs import CudaGraphs, no_loop
 from llamagraph.devices.cuda.memory import CudaMemory
 from llamagraph.devices.cuda.tuning import Tuning
 from llamagraph.errors import LlamaGraphError
-from llamagraph.program.device import GraphNode
 from llamagraph.program.launch import COPY, Call, Kernel, Param
 from llamagraph.program.target import TARGETS, Target
 
 FEW_UNITS = 2  # that compile in less than a second: nothing is said
-Bound = driver.Prepared | driver.PreparedCopy
 
 
 def pack(params: Sequence[Param], args: Sequence[Any]) -> np.ndarray:
@@ -84,7 +83,7 @@ class CudaQueue:
     def load(self, kernels: Iterable[Kernel]) -> None:
         self._kernels.load(kernels)
 
-    def bind(self, call: Call) -> Bound:
+    def bind(self, call: Call) -> driver.Bound:
         if call.kernel.name == COPY:
             source, target, n_bytes = call.args
             return driver.PreparedCopy(source, target, n_bytes, self._stream)
@@ -97,20 +96,23 @@ class CudaQueue:
     def pack(self, call: Call) -> list[bytes]:
         return [value.tobytes() for value in pack(call.kernel.params, call.args)]
 
-    def launch(self, bound: Bound) -> Any:
+    def launch(self, bound: driver.Bound) -> Any:
         # Every token comes through here several hundred times: the call and one test.
         code = bound.call(*bound.args)[0]
         if code or self.capturing:
             return self._launched(bound, code)
         return None
 
-    def _launched(self, bound: Bound, code: Any) -> Any:
+    def _launched(self, bound: driver.Bound, code: Any) -> Any:
         if code:
             raise driver.failure(bound.call.__name__, code, f"launching {bound.name}")
         return self._stream.last_node()
 
     def wait(self) -> None:
         self._stream.wait()
+
+    def rest(self, seconds: float) -> None:
+        time.sleep(seconds)
 
     def time(self, work: Callable[[], Any]) -> float:
         """Seconds that the GPU takes for what `work` queues."""
@@ -122,121 +124,6 @@ class CudaQueue:
     def close(self) -> None:
         self._start.close()
         self._stop.close()
-
-
-class CudaGraph:
-    """A driver graph with its nodes and its executable, and what making that took.
-
-    `times` are seconds by step, `n_bytes` the memory that went.
-    """
-
-    def __init__(self, graph: driver.Graph, nodes: Sequence[Any], recorded: float,
-                 stream: driver.Stream):
-        self.graph, self.nodes = graph, nodes
-        before, start = driver.free_bytes(), time.perf_counter()
-        graph.instantiate()
-        instantiated = time.perf_counter()
-        graph.upload(stream)
-        stream.wait()
-        uploaded = time.perf_counter()
-        self.n_bytes = max(0, before - driver.free_bytes())
-        self.times = {"record": recorded, "instantiate": instantiated - start,
-                      "upload": uploaded - instantiated}
-
-
-class CudaGraphs:
-    """Captured and built graphs of the device's stream."""
-
-    def __init__(self, queue: CudaQueue, stream: driver.Stream):
-        self._queue, self._stream = queue, stream
-        self._open: set[CudaGraph] = set()
-
-    def _executable(self, graph: driver.Graph, nodes: Sequence[Any], start: float,
-                    old: CudaGraph | None) -> tuple[CudaGraph, Sequence[Any]]:
-        """One that has nothing of `old` where the driver refuses: no second update is tried."""
-        recorded = time.perf_counter() - start
-        try:
-            if old and self._become(old, graph, recorded):
-                graph.close()
-                return old, old.nodes
-            made = CudaGraph(graph, nodes, recorded, self._stream)
-        except LlamaGraphError:
-            graph.close()
-            raise
-        self._open.add(made)
-        return made, nodes
-
-    def _become(self, old: CudaGraph, graph: driver.Graph, recorded: float) -> bool:
-        """Whether the old executable is now that of the graph; else it is closed."""
-        start, done = time.perf_counter(), False
-        try:
-            if done := old.graph.adopt(graph):
-                old.times = {"record": recorded, "update": time.perf_counter() - start}
-        finally:
-            if not done:
-                self.close(old)
-        return done
-
-    def capture(self, record: Callable[[], Sequence[Any]], old: CudaGraph | None = None
-                ) -> tuple[CudaGraph, Sequence[Any]]:
-        start = time.perf_counter()
-        self._stream.begin_capture()
-        self._queue.capturing = True
-        try:
-            nodes = record()
-            handle = self._stream.end_capture()
-        except BaseException:
-            self._stream.abandon_capture()
-            raise
-        finally:
-            self._queue.capturing = False
-        return self._executable(driver.Graph(handle), nodes, start, old)
-
-    def build(self, bound: Sequence[Bound], before: Sequence[Sequence[int]],
-              priority: Sequence[int], old: CudaGraph | None = None
-              ) -> tuple[CudaGraph, Sequence[Any]]:
-        """A node after a single other one may start early, as on the stream; not beside a copy.
-
-        With several before it a node waits for them whole: that their early starts add up is
-        written nowhere.
-        """
-        start, graph = time.perf_counter(), driver.Graph()
-        try:
-            nodes = [graph.add(b, p) for b, p in zip(bound, priority, strict=True)]
-            graph.connect([
-                (nodes[j], nodes[i], len(earlier) == 1 and bound[i].pdl and bound[j].pdl)
-                for i, earlier in enumerate(before) for j in earlier
-            ])
-        except LlamaGraphError:
-            graph.close()
-            raise
-        return self._executable(graph, nodes, start, old)
-
-    def update(self, graph: CudaGraph, node: Any, bound: Bound) -> None:
-        graph.graph.set(node, bound)
-
-    def replay(self, graph: CudaGraph) -> None:
-        graph.graph.launch(self._stream)
-
-    def size(self, graph: CudaGraph) -> int:
-        return graph.n_bytes
-
-    def times(self, graph: CudaGraph) -> dict[str, float]:
-        return graph.times
-
-    def read_back(self, graph: CudaGraph) -> list[GraphNode]:
-        """The nodes and edges as the driver has them; updates of the executable do not show."""
-        return graph.graph.read_back()
-
-    def close(self, graph: CudaGraph) -> None:
-        if graph in self._open:
-            self._stream.wait()
-            self._open.remove(graph)
-            graph.graph.close()
-
-    def close_all(self) -> None:
-        for graph in list(self._open):
-            self.close(graph)
 
 
 class CudaDevice:
@@ -264,7 +151,8 @@ class CudaDevice:
             self.kernels = keep(Kernels(compiler, warn))
             self.queue = keep(CudaQueue(self.kernels, stream, set_aside))
             self.memory = keep(CudaMemory(gpu, stream, self._run, warn))
-            self.graphs = keep(CudaGraphs(self.queue, stream), "close_all")
+            self.graphs = keep(CudaGraphs(self.queue, stream, self.memory,
+                                          no_loop(gpu, driver_version())), "close_all")
             opened.callback(_quietly, stream.wait)
             self._opened = opened.pop_all()
 

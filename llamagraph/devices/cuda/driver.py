@@ -67,7 +67,8 @@ class Gpu:
     """Facts about a GPU; sizes in bytes. `vmm`: ranges may be reserved and mapped by pages.
 
     `l2_persist` is what of the L2 cache may be set aside, `l2_window` the longest range that a
-    launch may ask it to keep.
+    launch may ask it to keep. `watchdog`: a display depends on it, and kernels that run for seconds
+    are ended.
     """
 
     ordinal: int
@@ -80,6 +81,7 @@ class Gpu:
     pools: bool
     l2_persist: int = 0
     l2_window: int = 0
+    watchdog: bool = False
 
     @property
     def arch(self) -> str:
@@ -113,6 +115,7 @@ def _gpu(ordinal: int) -> Gpu:
         bool(fact("MEMORY_POOLS_SUPPORTED")),
         fact("MAX_PERSISTING_L2_CACHE_SIZE"),
         fact("MAX_ACCESS_POLICY_WINDOW_SIZE"),
+        bool(fact("KERNEL_EXEC_TIMEOUT")),
     )
 
 
@@ -354,6 +357,9 @@ class PreparedCopy:
         call(cu.cuGraphExecMemcpyNodeSetParams, executable, node, self._node, context, doing=doing)
 
 
+Bound = Prepared | PreparedCopy
+
+
 def _shape(where: Any, grid: tuple[int, int, int], block: int, shared: int) -> Any:
     where.gridDimX, where.gridDimY, where.gridDimZ = grid
     where.blockDimX, where.blockDimY, where.blockDimZ = block, 1, 1
@@ -365,17 +371,37 @@ def _shape(where: Any, grid: tuple[int, int, int], block: int, shared: int) -> A
 
 
 class Graph:
-    """A graph and its executable; the nodes' handles live as long as the graph."""
+    """A graph and its executable; the nodes' handles live as long as the graph.
+
+    Nodes are in its `body`: in a loop that is the graph which the only other node repeats, and
+    `condition` the handle by which a kernel of the body says whether it does.
+    """
 
     def __init__(self, handle: Any = None):
         if handle is None:
             handle = call(cu.cuGraphCreate, 0, doing="making a graph")
-        self.handle = handle
+        self.handle = self.body = handle
+        self.condition = 0
         self._exec: Any = None
 
-    def add(self, prepared: Prepared | PreparedCopy, priority: int = 0) -> Any:
+    def add_loop(self) -> None:
+        """Adds a WHILE node with an empty body; its condition holds when the graph is launched."""
+        doing = "adding a loop to a graph"
+        context = call(cu.cuCtxGetCurrent, doing=doing)
+        handle = call(cu.cuGraphConditionalHandleCreate, self.handle, context, 1,
+                      cu.CU_GRAPH_COND_ASSIGN_DEFAULT, doing=doing)
+        node = cu.CUgraphNodeParams()
+        node.type = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
+        node.conditional.handle, node.conditional.ctx = handle, context
+        node.conditional.type = cu.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_WHILE
+        node.conditional.size = 1
+        add = getattr(cu, "cuGraphAddNode_v2", cu.cuGraphAddNode)  # 12.9's form with edge data
+        call(add, self.handle, None, None, 0, node, doing=doing)
+        self.body, self.condition = node.conditional.phGraph_out[0], int(handle)
+
+    def add(self, prepared: Bound, priority: int = 0) -> Any:
         """A node without edges."""
-        return prepared.add(self.handle, priority)
+        return prepared.add(self.body, priority)
 
     def connect(self, edges: Sequence[tuple[Any, Any, bool]]) -> None:
         """Adds edges (from, to, programmatic).
@@ -386,7 +412,7 @@ class Graph:
             pairs = [(start, end) for start, end, early in edges if early == kind]
             if pairs:
                 starts, ends = (list(column) for column in zip(*pairs, strict=True))
-                call(_newest("cuGraphAddDependencies"), self.handle, starts, ends,
+                call(_newest("cuGraphAddDependencies"), self.body, starts, ends,
                      [_edge(kind)] * len(pairs), len(pairs), doing="connecting a graph")
 
     def instantiate(self) -> None:
@@ -404,7 +430,7 @@ class Graph:
         if code:
             raise failure("cuGraphLaunch", code, "launching a graph")
 
-    def set(self, node: Any, prepared: Prepared | PreparedCopy) -> None:
+    def set(self, node: Any, prepared: Bound) -> None:
         """From the next launch on the executable's node runs `prepared`."""
         prepared.set(self._exec, node)
 
@@ -421,13 +447,13 @@ class Graph:
         return True
 
     def read_back(self) -> list[GraphNode]:
-        """The nodes, in the order in which they were added."""
+        """The nodes, in the order in which they were added; of a loop those of its body."""
         doing = "reading a graph"
-        _, count = call(cu.cuGraphGetNodes, self.handle, doing=doing)
-        nodes, _ = call(cu.cuGraphGetNodes, self.handle, count, doing=doing)
-        *_, n_edges = call(_newest("cuGraphGetEdges"), self.handle, doing=doing)
+        _, count = call(cu.cuGraphGetNodes, self.body, doing=doing)
+        nodes, _ = call(cu.cuGraphGetNodes, self.body, count, doing=doing)
+        *_, n_edges = call(_newest("cuGraphGetEdges"), self.body, doing=doing)
         starts, ends, data, _ = call(
-            _newest("cuGraphGetEdges"), self.handle, n_edges, doing=doing
+            _newest("cuGraphGetEdges"), self.body, n_edges, doing=doing
         )
         index = {int(node): i for i, node in enumerate(nodes)}
         after: list[list[tuple[int, bool]]] = [[] for _ in nodes]
