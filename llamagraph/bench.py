@@ -148,7 +148,7 @@ def bench(file: GGUFFile, device: Device, cases: Sequence[Case], modes: Sequence
                     measured = _measure(runner, case, tokens, mode, repetitions, bandwidth)
                     yield Result(**_facts(file, runner), n_threads=n_threads, **measured)
     finally:
-        runner.executors.close()
+        runner.close_executors()
 
 
 def random_tokens(file: GGUFFile, position: int, n: int) -> list[int]:
@@ -164,7 +164,7 @@ def random_tokens(file: GGUFFile, position: int, n: int) -> list[int]:
 
 def _in_mode(runner: Runner, mode: str) -> Runner:
     """The runner, with executors of that mode from here on."""
-    runner.executors.close()
+    runner.close_executors()
     runner.mode = mode
     return runner
 

@@ -31,7 +31,7 @@ def verify(file: GGUFFile, device: Device, inspection: Inspection, n_ctx: int | 
     try:
         return hold(runner, inspection, warnings)
     finally:
-        runner.executors.close()
+        runner.close_executors()
 
 
 def hold(runner: Runner, inspection: Inspection, warnings: Sequence[str] = ()) -> Inspection:

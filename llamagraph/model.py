@@ -182,8 +182,7 @@ class Model:
         for warning in self.tokenizer.warnings:
             warn(warning)
         self.sampling_defaults = file_defaults(file.metadata)
-        self.runner = Runner(file, device, mode, n_ctx, progress, warn, n_ubatch, type_k,
-                             type_v)
+        self.runner = Runner(file, device, mode, n_ctx, progress, warn, n_ubatch, type_k, type_v)
         self.load_seconds = time.perf_counter() - start
 
     def generate(self, prompt: str | Sequence[int], *, limit: int = -1,

@@ -57,6 +57,7 @@ class Runner(TokenSequence):
         self._load(file, planner, progress or (lambda *_: None))
         self.executors = ExecutorCache(self._executor)
         self._planned: dict[StepKey, Program] = {}  # whose executors are about to be made
+        self._open = True
 
     def _load(self, file: GGUFFile, planner: Planner, progress: Progress) -> None:
         memory, total, scratch = self.device.memory, planner.weights_bytes, planner.scratch_bytes()
@@ -272,11 +273,18 @@ class Runner(TokenSequence):
         self.device.memory.write(self.io["tokens"], [token], self.n_past)
         self._published[self.n_past] = token + 1
 
+    def close_executors(self) -> None:
+        """All of them, once nothing runs any more; a step makes the one that it needs anew."""
+        if len(self.executors):  # else nothing runs
+            self._stop_loop()
+        self.executors.close()
+
     def close(self) -> None:
+        """Frees all, after the step that runs; again it does nothing."""
         self._turn += 1
-        if len(self.executors):
-            self._stop[0] = 1
-        try:
-            self.executors.close()
-        finally:
-            self.device.close()
+        if self._open:
+            self._open = False
+            try:
+                self.close_executors()
+            finally:
+                self.device.close()

@@ -37,13 +37,19 @@ class TokenSequence:
         """Takes the sequence back to its first `n_past` tokens."""
         assert n_past <= self.n_past
         self._turn += 1
-        self._stop[0] = 1  # where a loop runs, its step is the last one
-        self.device.queue.wait()
-        self._stop[0] = 0
+        self._stop_loop()
         self._published[n_past : self.n_past + 1] = UNKNOWN
         self.n_past = n_past
         self.device.memory.write(self.io["pos"], [n_past])
         del self.sequence[n_past:]
+
+    def _stop_loop(self) -> None:
+        """Returns once nothing runs; where a loop does, its step is the last one."""
+        self._stop[0] = 1
+        try:
+            self.device.queue.wait()
+        finally:
+            self._stop[0] = 0
 
     def write_tokens(self, tokens: Sequence[int]) -> None:
         """Writes the tokens that follow the sequence; a step must then read them."""

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -126,6 +127,25 @@ def test_interrupt_keeps_the_text_prints_timings_and_exits_130(path, mode):
     assert running.returncode == 130
     assert (first + rest).endswith(b"\n")
     assert b"t/s" in err and b"Traceback" not in err
+
+
+def test_the_answer_ends_before_the_device_is_closed(path):
+    """The reader of an interrupted answer waits for no more than its last step."""
+    script = ("import sys\nfrom llamagraph.cli import main\nfrom llamagraph.runner import Runner\n"
+              "close = Runner.close\n"
+              "Runner.close = lambda runner: (sys.stdin.read(), close(runner))\nmain()\n")
+    running = subprocess.Popen(
+        [sys.executable, "-c", script, "run", "--device", "cpu", "-m", path, "-p", "hello",
+         "--ignore-eos", "--graph-mode", "loop"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+    text = part = running.stdout.read(1)
+    running.send_signal(signal.SIGINT)
+    while part and select.select([running.stdout], [], [], 60)[0]:
+        text += (part := running.stdout.read(1 << 16))
+    assert part == b"" and text.endswith(b"\n")
+    assert running.poll() is None, "the device is open as long as its input is"
+    err = running.communicate(timeout=60)[1]
+    assert running.returncode == 130 and b"t/s" in err
 
 
 def test_a_reader_that_leaves_ends_it_quietly(path):

@@ -137,13 +137,20 @@ def test_the_host_ends_it(path):
         path, [1, 2, 3], GREEDY, 45)[40:]
 
 
-def test_closing_ends_a_loop(path):
-    runner = looped(path)
+@pytest.mark.parametrize("close", [Runner.close, Runner.close_executors])
+def test_closing_ends_a_loop(path, close):
+    """Before its graph is closed, with the step that it is in."""
+    runner, running = looped(path), []
+    close_graph = runner.device.graphs.close
+    runner.device.graphs.close = lambda graph: (running.append(next(runner.device.queue.loop, 0)),
+                                                close_graph(graph))
     answer = runner.generate([1, 2, 3], GREEDY, 500)
     next(answer)
     next(answer)
+    close(runner)
+    assert runner.device.steps < 5 and set(running) == {0} and len(running) == 2
     runner.close()
-    assert runner.device.steps < 5
+    runner.close()
     with pytest.raises(LlamaGraphError, match="another answer"):
         next(answer)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from llamagraph.cli.console import ProgressBar, discard_stdout, note
+from llamagraph.cli.console import ProgressBar, end_stdout, note
 from llamagraph.cli.options import MODES, place_options, show_version
 
 MOST_VALUES = 1000  # of one option
@@ -159,7 +159,7 @@ def _print(results: Iterator[Any], output: str, bar: ProgressBar) -> None:
         if output == "json":
             click.echo(json.dumps([asdict(r) for r in done], indent=2))
     except BrokenPipeError:
-        discard_stdout()
+        end_stdout()
 
 
 def _print_row(cells: list[str]) -> None:

@@ -4,6 +4,7 @@ import io
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,14 @@ class ProgressBar:
             self._bar = None
 
 
-def discard_stdout() -> None:
-    """After a reader has gone: nothing more is written, and the exit is quiet."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def end_stdout() -> None:
+    """Nothing more is written: the reader sees the end now, not once the device is closed.
+
+    Where the reader has gone before, the exit is quiet.
+    """
+    with suppress(BrokenPipeError):
+        sys.stdout.flush()
+    with suppress(io.UnsupportedOperation):  # not a file of the system
+        number, null = sys.stdout.fileno(), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, number)
+        os.close(null)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from llamagraph.cli.console import Notes, ProgressBar, discard_stdout, wants_color
+from llamagraph.cli.console import Notes, ProgressBar, end_stdout, wants_color
 from llamagraph.cli.groups import GroupedCommand
 from llamagraph.cli.options import (
     check_layers,
@@ -83,8 +83,10 @@ def run(context: click.Context, prompt: str | None, **options: Any) -> None:
           _open(options, note) as model):
         try:
             _answer(model, options, note)
-        except BrokenPipeError:  # the reader has gone: a quiet end
-            discard_stdout()
+        except BrokenPipeError:
+            pass
+        finally:
+            end_stdout()
 
 
 def _open(options: dict[str, Any], note: Notes) -> Any:
