@@ -23,6 +23,7 @@ from llamagraph.program.launch import In, Out, parameters
 from llamagraph.program.target import target_named
 
 driver = pytest.importorskip("llamagraph.devices.cuda.driver", exc_type=ImportError)
+graphs = pytest.importorskip("llamagraph.devices.cuda.driver_graphs", exc_type=ImportError)
 device = pytest.importorskip("llamagraph.devices.cuda.device", exc_type=ImportError)
 memory = pytest.importorskip("llamagraph.devices.cuda.memory", exc_type=ImportError)
 
@@ -56,7 +57,7 @@ def prepared(pdl: bool):
                                allow_shared=asked.append)
     stream = SimpleNamespace(handle=driver.cu.CUstream(5))
     store = device.pack(PARAMS, (100, 7, 300, 0.5))
-    return driver.Prepared(function, stream, (3, 4, 5), 96, 50_000, pdl, store), asked
+    return graphs.Prepared(function, stream, (3, 4, 5), 96, 50_000, pdl, store), asked
 
 
 @pytest.mark.parametrize("pdl", [False, True])
@@ -67,7 +68,7 @@ def test_a_launch_is_made_ready_once(pdl):
     assert c.sharedMemBytes == 50_000 and asked == [50_000] and int(c.hStream) == 5
     assert c.numAttrs == int(pdl)
     if pdl:
-        assert c.attrs[0].id == driver.PDL
+        assert c.attrs[0].id == graphs.PDL
         assert c.attrs[0].value.programmaticStreamSerializationAllowed == 1
 
 
@@ -75,9 +76,9 @@ def test_a_launch_can_ask_l2_to_keep_bytes():
     function = SimpleNamespace(name="k", handle=driver.cu.CUfunction(77), allow_shared=print)
     stream = SimpleNamespace(handle=driver.cu.CUstream(5))
     store = device.pack(PARAMS, (100, 7, 300, 0.5))
-    bound = driver.Prepared(function, stream, (1, 1, 1), 32, 0, True, store, (4096, 512, 0.25))
+    bound = graphs.Prepared(function, stream, (1, 1, 1), 32, 0, True, store, (4096, 512, 0.25))
     pdl, window = bound.config.attrs
-    assert bound.config.numAttrs == 2 and pdl.id == driver.PDL and window.id == driver.WINDOW
+    assert bound.config.numAttrs == 2 and pdl.id == graphs.PDL and window.id == graphs.WINDOW
     asked = window.value.accessPolicyWindow
     assert (int(asked.base_ptr), asked.num_bytes, asked.hitRatio) == (4096, 512, 0.25)
     assert asked.hitProp.name.endswith("PERSISTING") and asked.missProp.name.endswith("STREAMING")
@@ -87,7 +88,7 @@ def test_a_launch_can_ask_l2_to_keep_bytes():
 
 def test_a_copy_is_made_ready_for_a_stream_and_for_a_graph():
     stream = SimpleNamespace(handle=driver.cu.CUstream(5))
-    bound = driver.PreparedCopy(1 << 40, 1 << 41, 77, stream)
+    bound = graphs.PreparedCopy(1 << 40, 1 << 41, 77, stream)
     assert bound.call is driver.cu.cuMemcpyAsync
     assert bound.args == (1 << 41, 1 << 40, 77, stream.handle) and not bound.pdl
     node = bound._node

@@ -11,7 +11,7 @@ import numpy as np
 from checks import timing
 from checks.report import Report
 from checks.tiny import FACTORS, Bench, N, blend, empty, error, gather
-from llamagraph.devices.cuda import driver
+from llamagraph.devices.cuda import driver_graphs
 from llamagraph.errors import LlamaGraphError
 from llamagraph.program.launch import dense
 
@@ -86,7 +86,7 @@ def check_build(b: Bench, report: Report) -> None:
 
 def _early_join(b: Bench, report: Report, bound: Sequence[Any], expected: np.ndarray) -> None:
     """Whether a node may start early behind two others; a fact to record, `build` does not."""
-    graph = driver.Graph()
+    graph = driver_graphs.Graph()
     nodes = [graph.add(p) for p in bound]
     try:
         graph.connect([(nodes[j], nodes[i], True) for j, i in ((0, 1), (2, 3), (1, 4), (3, 4))])

@@ -13,6 +13,7 @@ import numpy as np
 
 from llamagraph.devices.cuda import driver, driver_version
 from llamagraph.devices.cuda.compiler import Compiler, Unit
+from llamagraph.devices.cuda.driver_graphs import Bound, Prepared, PreparedCopy
 from llamagraph.devices.cuda.graphs import CudaGraphs, no_loop
 from llamagraph.devices.cuda.memory import CudaMemory
 from llamagraph.devices.cuda.tuning import Tuning
@@ -83,27 +84,27 @@ class CudaQueue:
     def load(self, kernels: Iterable[Kernel]) -> None:
         self._kernels.load(kernels)
 
-    def bind(self, call: Call) -> driver.Bound:
+    def bind(self, call: Call) -> Bound:
         if call.kernel.name == COPY:
             source, target, n_bytes = call.args
-            return driver.PreparedCopy(source, target, n_bytes, self._stream)
+            return PreparedCopy(source, target, n_bytes, self._stream)
         function = self._kernels.function(call.kernel)
         if call.window:
             self._set_aside.open()
-        return driver.Prepared(function, self._stream, call.grid, call.block, call.shared,
-                               call.pdl, pack(call.kernel.params, call.args), call.window)
+        return Prepared(function, self._stream, call.grid, call.block, call.shared, call.pdl,
+                        pack(call.kernel.params, call.args), call.window)
 
     def pack(self, call: Call) -> list[bytes]:
         return [value.tobytes() for value in pack(call.kernel.params, call.args)]
 
-    def launch(self, bound: driver.Bound) -> Any:
+    def launch(self, bound: Bound) -> Any:
         # Every token comes through here several hundred times: the call and one test.
         code = bound.call(*bound.args)[0]
         if code or self.capturing:
             return self._launched(bound, code)
         return None
 
-    def _launched(self, bound: driver.Bound, code: Any) -> Any:
+    def _launched(self, bound: Bound, code: Any) -> Any:
         if code:
             raise driver.failure(bound.call.__name__, code, f"launching {bound.name}")
         return self._stream.last_node()

@@ -1,29 +1,21 @@
 """The CUDA driver API: checked calls, and the objects that the driver hands out.
 
-With compiler.py the only file that imports `cuda.bindings`; where the bindings 12.9 and 13 differ,
-`_newest` picks the form that both have. Knows no launch list, no arena and no model. Longer than
-300 lines because every driver call of the project stands here.
+GPUs, contexts, streams, events and kernels; graphs are in driver_graphs.py, memory in
+driver_memory.py. With compiler.py these are all that imports `cuda.bindings`; where the bindings
+12.9 and 13 differ, `newest` picks the form that both have. Knows no launch list, no arena and no
+model.
 """
 
-import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import cuda.bindings
-import numpy as np
 from cuda.bindings import driver as cu
 
-from llamagraph.errors import DeviceError, LlamaGraphError, MemoryLimitError
-from llamagraph.program.device import GraphNode
-from llamagraph.program.launch import COPY
+from llamagraph.errors import DeviceError, MemoryLimitError
 
 OUT_OF_MEMORY = cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY
-PDL = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-PROGRAMMATIC = int(cu.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)
-PROGRAMMATIC_PORT = 1  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC
-WINDOW = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
-PRIORITY = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PRIORITY
 
 
 def bindings_version() -> tuple[int, int]:
@@ -54,7 +46,7 @@ def call(function: Callable[..., tuple], *args: Any, doing: str) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
-def _newest(name: str) -> Callable[..., tuple]:
+def newest(name: str) -> Callable[..., tuple]:
     """The form of a call that knows edge data: 12.9 numbers it, 13 gave it the plain name."""
     return next(f for end in ("_v3", "_v2", "") if (f := getattr(cu, name + end, None)))
 
@@ -189,7 +181,7 @@ class Stream:
 
     def last_node(self) -> Any:
         """The node of what was captured last, on which the next one will depend."""
-        info = call(_newest("cuStreamGetCaptureInfo"), self.handle, doing="mapping a capture")
+        info = call(newest("cuStreamGetCaptureInfo"), self.handle, doing="mapping a capture")
         nodes = info[3]
         if not nodes:
             raise DeviceError("mapping a capture: the stream's launch made no graph node")
@@ -253,358 +245,3 @@ def load_module(cubin: bytes, where: str) -> Any:
 
 def unload_module(module: Any) -> None:
     call(cu.cuModuleUnload, module, doing="unloading kernels")
-
-
-class Prepared:
-    """All that a launch needs, made once: what the driver reads at every launch is in place.
-
-    `call(*args)`, unchecked, launches it. `store` holds the kernel's arguments, 8 bytes each,
-    `pointers` their addresses; both must stay alive. `window`: address, bytes and the share of
-    them that the L2 cache is asked to keep.
-    """
-
-    __slots__ = ("_node", "args", "call", "config", "function", "name", "params", "pdl",
-                 "pointers", "store", "window")
-
-    def __init__(self, function: Function, stream: Stream, grid: tuple[int, int, int], block: int,
-                 shared: int, pdl: bool, store: np.ndarray,
-                 window: tuple[int, int, float] | None = None):
-        function.allow_shared(shared)
-        self.name, self.function, self.pdl = function.name, function.handle, pdl
-        self.store, self.window = store, window
-        self.pointers = store.ctypes.data + np.arange(len(store), dtype=np.uint64) * np.uint64(8)
-        self.params = int(self.pointers.ctypes.data)
-        self.config = _shape(cu.CUlaunchConfig(), grid, block, shared)
-        self.config.hStream = stream.handle
-        self._node: Any = None
-        attributes = self._attributes()
-        self.config.attrs, self.config.numAttrs = attributes, len(attributes)
-        self.call, self.args = cu.cuLaunchKernelEx, (self.config, self.function, self.params, 0)
-
-    def _attributes(self) -> list[Any]:
-        found = []
-        if self.pdl:
-            found.append(cu.CUlaunchAttribute())
-            found[-1].id, found[-1].value.programmaticStreamSerializationAllowed = PDL, 1
-        if self.window:
-            found.append(cu.CUlaunchAttribute())
-            found[-1].id, found[-1].value = WINDOW, _window(self.window)
-        return found
-
-    def add(self, graph: Any, priority: int) -> Any:
-        """A node of it in a graph. Of two that could run, that of the higher priority is first."""
-        doing = f"adding {self.name} to a graph"
-        node = call(cu.cuGraphAddKernelNode, graph, None, 0, self.node, doing=doing)
-        if self.window:
-            call(cu.cuGraphKernelNodeSetAttribute, node, WINDOW, _window(self.window), doing=doing)
-        if priority:
-            value = cu.CUkernelNodeAttrValue()
-            value.priority = -priority  # lower numbers go first
-            call(cu.cuGraphKernelNodeSetAttribute, node, PRIORITY, value, doing=doing)
-        return node
-
-    def set(self, executable: Any, node: Any) -> None:
-        """From the next launch on an executable's node runs this; of the same kernel only."""
-        call(cu.cuGraphExecKernelNodeSetParams, executable, node, self.node,
-             doing=f"updating {self.name} in a graph")
-
-    @property
-    def node(self) -> Any:
-        """The same for a graph's node."""
-        if self._node is None:
-            c = self.config
-            grid = (c.gridDimX, c.gridDimY, c.gridDimZ)
-            self._node = _shape(
-                cu.CUDA_KERNEL_NODE_PARAMS(), grid, c.blockDimX, c.sharedMemBytes
-            )
-            self._node.func, self._node.kernelParams = self.function, self.params
-        return self._node
-
-
-def _window(window: tuple[int, int, float]) -> Any:
-    """The value of a launch's or a node's attribute; what is not to be kept goes first."""
-    value, asked = cu.CUkernelNodeAttrValue(), cu.CUaccessPolicyWindow()
-    asked.base_ptr, asked.num_bytes, asked.hitRatio = window
-    asked.hitProp = cu.CUaccessProperty.CU_ACCESS_PROPERTY_PERSISTING
-    asked.missProp = cu.CUaccessProperty.CU_ACCESS_PROPERTY_STREAMING
-    value.accessPolicyWindow = asked
-    return value
-
-
-class PreparedCopy:
-    """A copy of bytes, from and to memory of the GPU or pinned memory of the host."""
-
-    __slots__ = ("_node", "args", "call", "name", "pdl")
-
-    def __init__(self, source: int, target: int, n_bytes: int, stream: Stream):
-        self.name, self.pdl = f"a copy of {n_bytes} bytes", False
-        self.call, self.args = cu.cuMemcpyAsync, (target, source, n_bytes, stream.handle)
-        self._node = copied = cu.CUDA_MEMCPY3D()
-        copied.srcMemoryType = copied.dstMemoryType = cu.CUmemorytype.CU_MEMORYTYPE_UNIFIED
-        copied.srcDevice, copied.dstDevice = source, target
-        copied.WidthInBytes, copied.Height, copied.Depth = n_bytes, 1, 1
-
-    def add(self, graph: Any, priority: int) -> Any:
-        """A node of it in a graph."""
-        doing = f"adding {self.name} to a graph"
-        context = call(cu.cuCtxGetCurrent, doing=doing)
-        return call(cu.cuGraphAddMemcpyNode, graph, None, 0, self._node, context, doing=doing)
-
-    def set(self, executable: Any, node: Any) -> None:
-        """From the next launch on an executable's node copies this."""
-        doing = f"updating {self.name} in a graph"
-        context = call(cu.cuCtxGetCurrent, doing=doing)
-        call(cu.cuGraphExecMemcpyNodeSetParams, executable, node, self._node, context, doing=doing)
-
-
-Bound = Prepared | PreparedCopy
-
-
-def _shape(where: Any, grid: tuple[int, int, int], block: int, shared: int) -> Any:
-    where.gridDimX, where.gridDimY, where.gridDimZ = grid
-    where.blockDimX, where.blockDimY, where.blockDimZ = block, 1, 1
-    where.sharedMemBytes = shared
-    return where
-
-
-# --- graphs ------------------------------------------------------------------------------------
-
-
-class Graph:
-    """A graph and its executable; the nodes' handles live as long as the graph.
-
-    Nodes are in its `body`: in a loop that is the graph which the only other node repeats, and
-    `condition` the handle by which a kernel of the body says whether it does.
-    """
-
-    def __init__(self, handle: Any = None):
-        if handle is None:
-            handle = call(cu.cuGraphCreate, 0, doing="making a graph")
-        self.handle = self.body = handle
-        self.condition = 0
-        self._exec: Any = None
-
-    def add_loop(self) -> None:
-        """Adds a WHILE node with an empty body; its condition holds when the graph is launched."""
-        doing = "adding a loop to a graph"
-        context = call(cu.cuCtxGetCurrent, doing=doing)
-        handle = call(cu.cuGraphConditionalHandleCreate, self.handle, context, 1,
-                      cu.CU_GRAPH_COND_ASSIGN_DEFAULT, doing=doing)
-        node = cu.CUgraphNodeParams()
-        node.type = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
-        node.conditional.handle, node.conditional.ctx = handle, context
-        node.conditional.type = cu.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_WHILE
-        node.conditional.size = 1
-        add = getattr(cu, "cuGraphAddNode_v2", cu.cuGraphAddNode)  # 12.9's form with edge data
-        call(add, self.handle, None, None, 0, node, doing=doing)
-        self.body, self.condition = node.conditional.phGraph_out[0], int(handle)
-
-    def add(self, prepared: Bound, priority: int = 0) -> Any:
-        """A node without edges."""
-        return prepared.add(self.body, priority)
-
-    def connect(self, edges: Sequence[tuple[Any, Any, bool]]) -> None:
-        """Adds edges (from, to, programmatic).
-
-        A call for each kind: drivers up to 610 give all edges of a call the kind of its first.
-        """
-        for kind in (False, True):
-            pairs = [(start, end) for start, end, early in edges if early == kind]
-            if pairs:
-                starts, ends = (list(column) for column in zip(*pairs, strict=True))
-                call(_newest("cuGraphAddDependencies"), self.body, starts, ends,
-                     [_edge(kind)] * len(pairs), len(pairs), doing="connecting a graph")
-
-    def instantiate(self) -> None:
-        """Makes the executable, in which nodes have the priority that they were added with."""
-        flag = cu.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY
-        self._exec = call(cu.cuGraphInstantiate, self.handle, int(flag),
-                          doing="instantiating a graph")
-
-    def upload(self, stream: Stream) -> None:
-        """Brings the executable to the GPU."""
-        call(cu.cuGraphUpload, self._exec, stream.handle, doing="uploading a graph")
-
-    def launch(self, stream: Stream) -> None:
-        code = cu.cuGraphLaunch(self._exec, stream.handle)[0]
-        if code:
-            raise failure("cuGraphLaunch", code, "launching a graph")
-
-    def set(self, node: Any, prepared: Bound) -> None:
-        """From the next launch on the executable's node runs `prepared`."""
-        prepared.set(self._exec, node)
-
-    def adopt(self, other: "Graph") -> bool:
-        """The executable takes over another graph's parameters; False where it cannot.
-
-        Its nodes are still those of this graph.
-        """
-        code = cu.cuGraphExecUpdate(self._exec, other.handle)[0]
-        if code == cu.CUresult.CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE:
-            return False
-        if code:
-            raise failure("cuGraphExecUpdate", code, "updating a graph from another")
-        return True
-
-    def read_back(self) -> list[GraphNode]:
-        """The nodes, in the order in which they were added; of a loop those of its body."""
-        doing = "reading a graph"
-        _, count = call(cu.cuGraphGetNodes, self.body, doing=doing)
-        nodes, _ = call(cu.cuGraphGetNodes, self.body, count, doing=doing)
-        *_, n_edges = call(_newest("cuGraphGetEdges"), self.body, doing=doing)
-        starts, ends, data, _ = call(
-            _newest("cuGraphGetEdges"), self.body, n_edges, doing=doing
-        )
-        index = {int(node): i for i, node in enumerate(nodes)}
-        after: list[list[tuple[int, bool]]] = [[] for _ in nodes]
-        for start, end, edge in zip(starts, ends, data, strict=True):
-            after[index[int(end)]].append((index[int(start)], edge.type == PROGRAMMATIC))
-        return [_read_node(n, tuple(sorted(a))) for n, a in zip(nodes, after, strict=True)]
-
-    def close(self) -> None:
-        """Frees both; the executable must be idle."""
-        if self._exec is not None:
-            call(cu.cuGraphExecDestroy, self._exec, doing="closing a graph's executable")
-        call(cu.cuGraphDestroy, self.handle, doing="closing a graph")
-
-
-def _edge(programmatic: bool) -> Any:
-    edge = cu.CUgraphEdgeData()
-    if programmatic:
-        edge.from_port, edge.type = PROGRAMMATIC_PORT, PROGRAMMATIC
-    return edge
-
-
-def _read_node(node: Any, after: tuple[tuple[int, bool], ...]) -> GraphNode:
-    doing, kinds = "reading a graph's node", cu.CUgraphNodeType
-    if call(cu.cuGraphNodeGetType, node, doing=doing) == kinds.CU_GRAPH_NODE_TYPE_MEMCPY:
-        return _read_copy(node, after)
-    p = call(cu.cuGraphKernelNodeGetParams, node, doing=doing)
-    name = call(cu.cuFuncGetName, p.func, doing=doing)
-    w = call(cu.cuGraphKernelNodeGetAttribute, node, WINDOW, doing=doing).accessPolicyWindow
-    window = (int(w.base_ptr), w.num_bytes, w.hitRatio) if w.num_bytes else None
-    priority = -call(cu.cuGraphKernelNodeGetAttribute, node, PRIORITY, doing=doing).priority
-    registers = call(cu.cuFuncGetAttribute, cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NUM_REGS,
-                     p.func, doing=doing)
-    return GraphNode(
-        name.decode(), (p.gridDimX, p.gridDimY, p.gridDimZ), p.blockDimX, p.sharedMemBytes,
-        tuple(_read_params(p.func, int(p.kernelParams))), after, window, priority, registers,
-    )
-
-
-def _read_copy(node: Any, after: tuple[tuple[int, bool], ...]) -> GraphNode:
-    p = call(cu.cuGraphMemcpyNodeGetParams, node, doing="reading a graph's node")
-    host = cu.CUmemorytype.CU_MEMORYTYPE_HOST
-    ends = [int(at_host if kind == host else at or 0) for kind, at_host, at in (
-        (p.srcMemoryType, p.srcHost, p.srcDevice), (p.dstMemoryType, p.dstHost, p.dstDevice))]
-    params = (*(end.to_bytes(8, "little") for end in ends), p.WidthInBytes.to_bytes(4, "little"))
-    return GraphNode(COPY, (1, 1, 1), 0, 0, params, after)
-
-
-def _read_params(function: Any, pointers: int) -> list[bytes]:
-    values: list[bytes] = []
-    while True:
-        code, _, size = cu.cuFuncGetParamInfo(function, len(values))
-        if code:  # past the last one
-            return values
-        where = ctypes.c_uint64.from_address(pointers + 8 * len(values)).value
-        values.append(ctypes.string_at(where, size))
-
-
-# --- memory ------------------------------------------------------------------------------------
-
-
-def free_bytes() -> int:
-    """Of the current GPU's memory."""
-    return call(cu.cuMemGetInfo, doing="asking for free memory")[0]
-
-
-def allocate(n_bytes: int, doing: str) -> int:
-    return int(call(cu.cuMemAlloc, n_bytes, doing=doing))
-
-
-def release(address: int) -> None:
-    call(cu.cuMemFree, address, doing="freeing memory")
-
-
-def allocate_queued(n_bytes: int, stream: Stream, doing: str) -> int:
-    """Memory that is there for what is queued from now on."""
-    return int(call(cu.cuMemAllocAsync, n_bytes, stream.handle, doing=doing))
-
-
-def release_queued(address: int, stream: Stream) -> None:
-    """Gives it back behind what is queued so far."""
-    call(cu.cuMemFreeAsync, address, stream.handle, doing="freeing queued memory")
-
-
-def _page_kind(gpu: Gpu) -> Any:
-    kind = cu.CUmemAllocationProp()
-    kind.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    kind.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    kind.location.id = gpu.ordinal
-    return kind
-
-
-def page_bytes(gpu: Gpu) -> int:
-    """The smallest range that can be mapped."""
-    flags = cu.CUmemAllocationGranularity_flags
-    return call(cu.cuMemGetAllocationGranularity, _page_kind(gpu),
-                flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM, doing="asking for the page size")
-
-
-def reserve(n_bytes: int) -> int:
-    """A range of addresses without memory; n_bytes in whole pages."""
-    return int(call(cu.cuMemAddressReserve, n_bytes, 0, 0, 0,
-                    doing=f"reserving {n_bytes} bytes of addresses"))
-
-
-def unreserve(address: int, n_bytes: int) -> None:
-    call(cu.cuMemAddressFree, address, n_bytes, doing="freeing a range of addresses")
-
-
-def map_pages(gpu: Gpu, address: int, n_bytes: int, doing: str) -> Any:
-    """Puts memory behind a part of a reserved range; the handle for `unmap_pages`."""
-    pages = call(cu.cuMemCreate, n_bytes, _page_kind(gpu), 0, doing=doing)
-    access = cu.CUmemAccessDesc()
-    access.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    access.location.id = gpu.ordinal
-    access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-    try:
-        call(cu.cuMemMap, address, n_bytes, 0, pages, 0, doing=doing)
-        call(cu.cuMemSetAccess, address, n_bytes, [access], 1, doing=doing)
-    except LlamaGraphError:
-        cu.cuMemRelease(pages)  # goes once it is unmapped as well
-        raise
-    return pages
-
-
-def unmap_pages(address: int, n_bytes: int, pages: Any) -> None:
-    call(cu.cuMemUnmap, address, n_bytes, doing="unmapping memory")
-    call(cu.cuMemRelease, pages, doing="freeing mapped memory")
-
-
-class Pinned:
-    """Host memory that the GPU copies from and to by itself. `bytes`: uint8 (n_bytes,)."""
-
-    def __init__(self, n_bytes: int):
-        self.address = int(call(cu.cuMemHostAlloc, n_bytes, 0, doing="pinning host memory"))
-        self.bytes = np.ctypeslib.as_array((ctypes.c_uint8 * n_bytes).from_address(self.address))
-
-    def close(self) -> None:
-        call(cu.cuMemFreeHost, self.address, doing="freeing pinned memory")
-
-
-def copy_in(target: int, source: int, n_bytes: int, stream: Stream) -> None:
-    """Queues a copy from pinned host memory."""
-    call(cu.cuMemcpyHtoDAsync, target, source, n_bytes, stream.handle, doing="writing to the GPU")
-
-
-def copy_out(target: int, source: int, n_bytes: int, stream: Stream) -> None:
-    """Queues a copy to host memory."""
-    call(cu.cuMemcpyDtoHAsync, target, source, n_bytes, stream.handle,
-         doing="reading from the GPU")
-
-
-def fill(target: int, byte: int, n_bytes: int, stream: Stream) -> None:
-    """Queues the filling of GPU memory with one byte."""
-    call(cu.cuMemsetD8Async, target, byte, n_bytes, stream.handle, doing="filling GPU memory")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llamagraph.devices.cuda import driver
+from llamagraph.devices.cuda.driver_graphs import Bound, Graph
+from llamagraph.devices.cuda.driver_memory import free_bytes
 from llamagraph.devices.cuda.memory import CudaMemory
 from llamagraph.errors import LlamaGraphError
 from llamagraph.program.device import GraphNode
@@ -37,16 +39,16 @@ class CudaGraph:
     kernel finds the graph's handle.
     """
 
-    def __init__(self, graph: driver.Graph, nodes: Sequence[Any], recorded: float,
+    def __init__(self, graph: Graph, nodes: Sequence[Any], recorded: float,
                  stream: driver.Stream, condition: Buffer | None = None):
         self.graph, self.nodes, self.condition = graph, nodes, condition
-        before, start = driver.free_bytes(), time.perf_counter()
+        before, start = free_bytes(), time.perf_counter()
         graph.instantiate()
         instantiated = time.perf_counter()
         graph.upload(stream)
         stream.wait()
         uploaded = time.perf_counter()
-        self.n_bytes = max(0, before - driver.free_bytes())
+        self.n_bytes = max(0, before - free_bytes())
         self.times = {"record": recorded, "instantiate": instantiated - start,
                       "upload": uploaded - instantiated}
 
@@ -58,7 +60,7 @@ class CudaGraphs:
         self._queue, self._stream, self._memory, self.no_loop = queue, stream, memory, no_loop
         self._open: set[CudaGraph] = set()
 
-    def _executable(self, graph: driver.Graph, nodes: Sequence[Any], start: float,
+    def _executable(self, graph: Graph, nodes: Sequence[Any], start: float,
                     old: CudaGraph | None, condition: Buffer | None = None
                     ) -> tuple[CudaGraph, Sequence[Any]]:
         """One that has nothing of `old` where the driver refuses: no second update is tried."""
@@ -74,7 +76,7 @@ class CudaGraphs:
         self._open.add(made)
         return made, nodes
 
-    def _become(self, old: CudaGraph, graph: driver.Graph, recorded: float) -> bool:
+    def _become(self, old: CudaGraph, graph: Graph, recorded: float) -> bool:
         """Whether the old executable is now that of the graph; else, as any loop, it is closed."""
         start, done = time.perf_counter(), False
         try:
@@ -98,9 +100,9 @@ class CudaGraphs:
             raise
         finally:
             self._queue.capturing = False
-        return self._executable(driver.Graph(handle), nodes, start, old)
+        return self._executable(Graph(handle), nodes, start, old)
 
-    def build(self, bound: Sequence[driver.Bound], before: Sequence[Sequence[int]],
+    def build(self, bound: Sequence[Bound], before: Sequence[Sequence[int]],
               priority: Sequence[int], old: CudaGraph | None = None,
               condition: Buffer | None = None) -> tuple[CudaGraph, Sequence[Any]]:
         """A node after a single other one may start early, as on the stream; not beside a copy.
@@ -108,7 +110,7 @@ class CudaGraphs:
         With several before it a node waits for them whole: that their early starts add up is
         written nowhere.
         """
-        start, graph = time.perf_counter(), driver.Graph()
+        start, graph = time.perf_counter(), Graph()
         try:
             if condition:
                 graph.add_loop()
@@ -122,7 +124,7 @@ class CudaGraphs:
             raise
         return self._executable(graph, nodes, start, old, condition)
 
-    def update(self, graph: CudaGraph, node: Any, bound: driver.Bound) -> None:
+    def update(self, graph: CudaGraph, node: Any, bound: Bound) -> None:
         graph.graph.set(node, bound)
 
     def replay(self, graph: CudaGraph) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from llamagraph.devices.cuda import driver
+from llamagraph.devices.cuda import driver, driver_memory
 from llamagraph.errors import MemoryLimitError
 from llamagraph.program.device import Repack
 from llamagraph.program.launch import Buffer, Call
@@ -42,9 +42,9 @@ class PagedArena:
 
     def __init__(self, gpu: driver.Gpu, n_bytes: int):
         self._gpu = gpu
-        self._page = driver.page_bytes(gpu)
+        self._page = driver_memory.page_bytes(gpu)
         self.n_bytes = -(-max(n_bytes, 1) // self._page) * self._page
-        self.base = driver.reserve(self.n_bytes)
+        self.base = driver_memory.reserve(self.n_bytes)
         self.used = 0
         self._mapped = bytearray(self.n_bytes // self._page)  # 1 for a page that has memory
         self._parts: list[tuple[int, int, Any]] = []
@@ -56,7 +56,7 @@ class PagedArena:
 
     def grow(self, start: int, stop: int, doing: str) -> None:
         """Gives such a part its memory."""
-        handle = driver.map_pages(self._gpu, self.base + start, stop - start, doing)
+        handle = driver_memory.map_pages(self._gpu, self.base + start, stop - start, doing)
         self._parts.append((self.base + start, stop - start, handle))
         first, last = start // self._page, stop // self._page
         self._mapped[first:last] = b"\1" * (last - first)
@@ -64,8 +64,8 @@ class PagedArena:
 
     def close(self) -> None:
         while self._parts:
-            driver.unmap_pages(*self._parts.pop())
-        driver.unreserve(self.base, self.n_bytes)
+            driver_memory.unmap_pages(*self._parts.pop())
+        driver_memory.unreserve(self.base, self.n_bytes)
 
 
 class PlainArena:
@@ -73,10 +73,10 @@ class PlainArena:
 
     def __init__(self, n_bytes: int, doing: str):
         self.n_bytes = self.used = max(n_bytes, 1)
-        self.base = driver.allocate(self.n_bytes, doing)
+        self.base = driver_memory.allocate(self.n_bytes, doing)
 
     def close(self) -> None:
-        driver.release(self.base)
+        driver_memory.release(self.base)
 
 
 class MappedArena:
@@ -84,7 +84,7 @@ class MappedArena:
 
     def __init__(self, n_bytes: int):
         self.n_bytes = self.used = max(n_bytes, 1)
-        self.pinned = driver.Pinned(self.n_bytes)
+        self.pinned = driver_memory.Pinned(self.n_bytes)
         self.pinned.bytes[:] = 0
         self.base = self.pinned.address
 
@@ -100,7 +100,7 @@ class Staging:
 
     def __init__(self, stream: driver.Stream, n_bytes: int = STAGING_BYTES):
         self._stream, self._half = stream, n_bytes // 2
-        self._pinned = driver.Pinned(n_bytes)
+        self._pinned = driver_memory.Pinned(n_bytes)
         self._copied = [driver.Event(timed=False) for _ in range(2)]
         self._current, self._filled = 0, 0
         self._n_threads = min(8, os.cpu_count() or 1)
@@ -115,7 +115,7 @@ class Staging:
             n = min(len(data) - done, self._half - self._filled)
             start = self._current * self._half + self._filled
             self._fill(self._pinned.bytes[start : start + n], data[done : done + n])
-            driver.copy_in(target + done, self._pinned.address + start, n, self._stream)
+            driver_memory.copy_in(target + done, self._pinned.address + start, n, self._stream)
             self._filled += n
             done += n
 
@@ -149,10 +149,10 @@ class CudaMemory:
         self._arenas: dict[str, PagedArena | PlainArena | MappedArena] = {}
         self._warned = False
         self._staging = Staging(stream)
-        self._answer = driver.Pinned(READ_BYTES)
+        self._answer = driver_memory.Pinned(READ_BYTES)
 
     def available(self) -> int:
-        return driver.free_bytes()
+        return driver_memory.free_bytes()
 
     def reserve(self, arena: str, n_bytes: int) -> None:
         if arena in self._arenas:
@@ -180,7 +180,7 @@ class CudaMemory:
                 space.grow(a, b, f"growing {arena}")
 
     def _check(self, arena: str, n_bytes: int) -> None:
-        if n_bytes > (free := driver.free_bytes()):
+        if n_bytes > (free := driver_memory.free_bytes()):
             raise MemoryLimitError(
                 f"{arena}: {n_bytes / 1e9:.2f} GB more are needed on {self._gpu.name}, "
                 f"{free / 1e9:.2f} GB are free; use a smaller "
@@ -221,14 +221,14 @@ class CudaMemory:
 
     def fill(self, buffer: Buffer, byte: int) -> None:
         """Every byte of a buffer, behind the work queued so far."""
-        driver.fill(self.address(buffer), byte, buffer.n_bytes, self._stream)
+        driver_memory.fill(self.address(buffer), byte, buffer.n_bytes, self._stream)
 
     def read(self, buffer: Buffer) -> np.ndarray:
         out = np.empty(buffer.shape, DTYPES[buffer.dtype])
         assert out.nbytes <= buffer.n_bytes, f"{buffer.name} is not plain numbers"
         small = out.nbytes <= READ_BYTES
         target = self._answer.address if small else out.ctypes.data
-        driver.copy_out(target, self.address(buffer), out.nbytes, self._stream)
+        driver_memory.copy_out(target, self.address(buffer), out.nbytes, self._stream)
         self._stream.wait()
         if small:
             out.reshape(-1).view(np.uint8)[:] = self._answer.bytes[: out.nbytes]
@@ -251,8 +251,8 @@ class _Room:
         self._stream, self._queued = memory._stream, memory._gpu.pools
         doing = "making room for a weight"
         self.base = (
-            driver.allocate_queued(n_bytes, self._stream, doing) if self._queued
-            else driver.allocate(n_bytes, doing)
+            driver_memory.allocate_queued(n_bytes, self._stream, doing) if self._queued
+            else driver_memory.allocate(n_bytes, doing)
         )
 
     def __enter__(self) -> "_Room":
@@ -260,7 +260,7 @@ class _Room:
 
     def __exit__(self, *_: object) -> None:
         if self._queued:
-            driver.release_queued(self.base, self._stream)
+            driver_memory.release_queued(self.base, self._stream)
         else:
             self._stream.wait()
-            driver.release(self.base)
+            driver_memory.release(self.base)
