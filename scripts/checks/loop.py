@@ -5,6 +5,8 @@ models need no file; the answers of a real one are compared where its file is gi
 """
 
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ from checks.report import Report
 from llamagraph.bench import Case, bench
 from llamagraph.chat import user_turn
 from llamagraph.devices import open_device
+from llamagraph.execute import EXECUTORS
 from llamagraph.gguf.synthetic import SyntheticFile
 from llamagraph.runner import Runner
 from llamagraph.sampling import SamplingParams
@@ -146,6 +149,24 @@ def check_end(runner: Runner, report: Report) -> None:
     report.add("loop", "end after Ctrl-C", not n and took < END_LIMIT, f"{took * 1e3:.2f} ms")
 
 
+def check_interrupt(path: Path, mode: str, report: Report) -> None:
+    """Ctrl-C on the command line: the answer's end at its reader, and that of the process."""
+    command = [sys.executable, "-m", "llamagraph", "run", "-m", str(path), "--graph-mode", mode,
+               "--ignore-eos", "-s", "1", "-p", "Tell me a long story."]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert running.stdout and running.stderr
+    running.stdout.read(1000)
+    started = time.perf_counter()
+    running.send_signal(signal.SIGINT)
+    text = running.stdout.read()
+    ended = time.perf_counter() - started
+    said, code = running.stderr.read(), running.wait()
+    gone = time.perf_counter() - started
+    report.add("loop", f"Ctrl-C on the command line, {mode}", ended < END_LIMIT and code == 130 and
+               text.endswith(b"\n") and b"t/s" in said,
+               f"the answer ends after {ended * 1e3:.1f} ms, the process after {gone * 1e3:.1f} ms")
+
+
 @contextmanager
 def counted(graphs: Any) -> Iterator[list[Any]]:
     """The replays meanwhile."""
@@ -199,6 +220,9 @@ def run(report: Report, path: Path | None) -> None:
     if path:
         with report.check("loop", "answers"):
             check_answers(path, report)
+        for mode in EXECUTORS:
+            with report.check("loop", f"Ctrl-C, {mode}"):
+                check_interrupt(path, mode, report)
     for spec in MODELS:
         with report.check("loop", spec):
             check_speed(spec, report)
