@@ -55,9 +55,10 @@ def shared_bytes(weight: Buffer, tile: Tile) -> int:
 def choose_tile(target: Target, weight: Buffer, rows: int) -> tuple[Tile, str]:
     """The largest tile that keeps three quarters of the multiprocessors busy, and the reason."""
     n_out = weight.shape[0]
-    tiles = [t for t in FEW_TILES if t.rows >= rows] or TILES
+    few = [t for t in FEW_TILES if t.rows >= rows]
+    tiles = few or [t for t in TILES if t.rows <= rows]
     fitting = [t for t in tiles if shared_bytes(weight, t) <= target.shared_per_block]
-    if tiles is not TILES:
+    if few:
         return fitting[0], f"up to {fitting[0].rows} rows: {fitting[0].warps} warps share columns"
     for tile in fitting:
         x, y, _ = tile.blocks(rows, n_out)

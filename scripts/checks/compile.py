@@ -2,13 +2,15 @@
 
     scripts/check-kernels [--out DIR] [--models DIR] [-k WORD] [-q] [ARCH...]
 
-Fails on a spill, on more shared memory than the architecture has, and on what does not compile.
+Fails on a spill, on more shared memory than the architecture has, on products of warp groups that
+the compiler lets wait for each other (C75..), and on what does not compile.
 DIR then holds the CUBINs as the program's own cache does: copied to the folder `kernels` of the
 cache ($LLAMAGRAPH_CACHE) of a machine with a GPU, they are used there without NVRTC.
 """
 
 import argparse
 import os
+import re
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -34,6 +36,7 @@ class Compiled(NamedTuple):
 
     found: dict[str, Resources]
     error: str = ""
+    serialised: str = ""  # the entries whose products of warp groups are, in the compiler's words
 
 
 def compile_one(unit: Unit, arch: str, out: Path | None) -> Compiled:
@@ -43,15 +46,17 @@ def compile_one(unit: Unit, arch: str, out: Path | None) -> Compiled:
         return Compiled({}, str(error))
     if out is not None:
         write_cubin(Compiler(arch, out).path(unit), cubin)
-    return Compiled(resources(log))
+    return Compiled(resources(log), serialised="; ".join(re.findall(r"\(C75.*", log)))
 
 
 def unit_of(kernel: Kernel) -> Unit:
     return Unit(kernel.source, kernel.constants)
 
 
-def faults(found: Resources | None, dynamic: int, limit: int) -> list[str]:
+def faults(found: Resources | None, dynamic: int, limit: int, serialised: str) -> list[str]:
     """What is wrong with an instance."""
+    if serialised:
+        return [serialised]
     if found is None:
         return ["there is no such entry with these constants"]
     wrong = []
@@ -68,7 +73,8 @@ def judge(arch: str, wanted: dict[Kernel, int], done: dict[Unit, Compiled], quie
     for kernel, dynamic in sorted(wanted.items(), key=lambda item: str(item[0])):
         compiled = done[unit_of(kernel)]
         r = compiled.found.get(kernel.name)
-        wrong = [] if compiled.error else faults(r, dynamic, TARGETS[arch].shared_per_block)
+        wrong = [] if compiled.error else faults(
+            r, dynamic, TARGETS[arch].shared_per_block, compiled.serialised)
         bad += bool(wrong or compiled.error)
         if r and (wrong or not quiet):
             print(f"{'BAD' if wrong else 'ok '} {arch} {kernel.name} {unit_of(kernel)}: "

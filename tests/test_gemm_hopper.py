@@ -1,0 +1,98 @@
+"""Planning of products on warp groups: which weights and rows, tiles, stages, shared memory."""
+
+import numpy as np
+import pytest
+
+from llamagraph.kernels.examples import numpy_args
+from llamagraph.kernels.gemm_hopper import (
+    TYPES,
+    Stages,
+    choose_stages,
+    gemm_hopper,
+    hopper_gated,
+    hopper_rows,
+    plan,
+    shared_bytes,
+    takes,
+)
+from llamagraph.kernels.layouts import layout, stored_bytes
+from llamagraph.kernels.panels import from_panels
+from llamagraph.planner import ROW_BUCKETS
+from llamagraph.program.launch import Buffer, StepKey, Work, dense
+from llamagraph.program.tape import Tape
+from llamagraph.program.target import target_named
+
+H200 = target_named("sm_90a")
+
+
+def weight(dtype: str, n_out: int, n_in: int) -> Buffer:
+    how = layout(H200, dtype, (n_out, n_in))
+    size = stored_bytes(dtype, (n_out, n_in), how)
+    return Buffer("w", "weights", 0, size, dtype, (n_out, n_in), how)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_every_bucket_has_a_tile_that_fits(dtype):
+    for rows in ROW_BUCKETS[1:]:
+        for n_in in (256, 1024, 2048, 14336):
+            w = weight(dtype, 4096, n_in)
+            assert takes(H200, w, rows)
+            how = plan(H200, [w], rows)
+            assert rows % how.tile_rows == 0 and min(how.stages) >= 2
+            assert shared_bytes([w], how.tile_rows, how.stages) <= H200.shared_per_block
+
+
+@pytest.mark.parametrize(("dtype", "n_in", "rows", "target"), [
+    ("F32", 4096, 512, "sm_90a"), ("Q3_K", 4096, 512, "sm_90a"), ("Q8_0", 96, 512, "sm_90a"),
+    ("Q4_K", 4096, 1, "sm_90a"), ("Q4_K", 4096, 512, "sm_80"), ("Q4_K", 4096, 512, "sm_120"),
+])
+def test_what_is_left_to_other_kernels(dtype, n_in, rows, target):
+    assert not takes(target_named(target), weight(dtype, 4096, n_in), rows)
+
+
+@pytest.mark.parametrize(("outputs", "rows", "tile_rows"), [
+    ((4096,), 512, 128), ((4096,), 2048, 256), ((14336,), 512, 256), ((4096, 1024, 1024), 512, 256),
+    ((14336, 14336), 2048, 256), ((14336,), 32, 32), ((4096,), 8, 8),
+])
+def test_the_tile_that_is_done_first_on_an_h200(outputs, rows, tile_rows):
+    weights = [weight("Q4_K", n, 4096) for n in outputs]
+    assert plan(H200, weights, rows).tile_rows == tile_rows
+
+
+def test_stages_and_barriers_make_the_shared_memory():
+    # 64 columns of 256 rows as halves; 128 outputs times two units of 144 bytes.
+    w = weight("Q4_K", 4096, 4096)
+    assert shared_bytes([w], 256, Stages(4, 2)) == 1024 + 4 * (32768 + 16) + 2 * (36864 + 16)
+    assert choose_stages(H200, [w], 256) == (4, 2)
+    # Another layout in the same launch: the larger counts.
+    larger = weight("Q6_K", 1024, 4096)
+    assert shared_bytes([w, larger], 8, Stages(2, 2)) == shared_bytes([larger], 8, Stages(2, 2))
+
+
+def test_one_launch():
+    tape = Tape(H200, StepKey(rows=128), {})
+    w, n_rows = weight("Q6_K", 1000, 768), dense("n_rows", "io", 0, (1,), "I32")
+    gemm_hopper(tape, w, dense("x", "scratch", 0, (12, 128, 64), "F16"), n_rows,
+                dense("out", "scratch", 1 << 20, (128, 1000)), "ffn_up")
+    (launch,) = tape.program().launches
+    assert launch.kernel.name == "hopper_rows" and launch.args[-3:] == (768, 1000, 128)
+    assert launch.geometry.block == 384 and launch.variant.startswith("Q6_K wgmma 128x")
+    assert launch.traffic(Work(n_rows=100)) == (w.n_bytes + 2 * 100 * 768, 4 * 100 * 1000)
+
+
+def test_the_reference_is_near_the_exact_product():
+    for args, constants in hopper_rows.example(np.random.default_rng(0)):
+        w, x, n_rows, out, *_ = args = numpy_args(args)
+        hopper_rows.reference(*args, **constants)
+        n = n_rows[0]
+        exact = from_panels(x)[:n].astype(np.float64) @ w.T.astype(np.float64)
+        assert np.linalg.norm(out[:n] - exact) < 1e-3 * np.linalg.norm(exact)
+
+
+def test_gate_and_up_come_out_in_panels():
+    args, constants = next(iter(hopper_gated.example(np.random.default_rng(0))))
+    gate, up, x, _, out, *_ = args = numpy_args(args)
+    hopper_gated.reference(*args, **constants)
+    rows = from_panels(x)
+    g, u = rows @ gate.T, rows @ up.T
+    assert np.allclose(from_panels(out), g / (1 + np.exp(-g)) * u, rtol=1e-2, atol=1e-2)
