@@ -80,6 +80,30 @@ __device__ __forceinline__ void copy_bulk(u32 to, const void* from, u32 n_bytes,
                  ::"r"(to), "l"(from), "r"(n_bytes), "r"(barrier) : "memory");
 }
 
+// ---- Clusters -----------------------------------------------------------------------------------
+
+// What all threads of the cluster's blocks have written before can be read behind it, by all.
+__device__ __forceinline__ void cluster_barrier() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Writes to the shared memory of the cluster's block `rank`, at the place that `at` is in this one's.
+__device__ __forceinline__ void store_remote(u32 at, int rank, float4 v) {
+    asm volatile("{\n"
+                 ".reg .b32 remote;\n"
+                 "mapa.shared::cluster.u32 remote, %0, %1;\n"
+                 "st.shared::cluster.v4.f32 [remote], {%2, %3, %4, %5};\n"
+                 "}" ::"r"(at), "r"(rank), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+}
+
+__device__ __forceinline__ float4 load_shared(u32 at) {
+    float4 v;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
+    return v;
+}
+
 // ---- Registers ----------------------------------------------------------------------------------
 
 // All warps of a group give registers back, or take more.

@@ -4,19 +4,18 @@ import numpy as np
 import pytest
 
 from llamagraph.kernels.examples import numpy_args
-from llamagraph.kernels.gemm_hopper import (
+from llamagraph.kernels.gemm_hopper import gemm_hopper, hopper_gated, hopper_qkv, hopper_rows
+from llamagraph.kernels.layouts import layout, stored_bytes, tiles_of
+from llamagraph.kernels.panels import from_panels
+from llamagraph.kernels.warp_groups import (
     TYPES,
     Stages,
     choose_stages,
-    gemm_hopper,
-    hopper_gated,
-    hopper_rows,
+    fits,
     plan,
     shared_bytes,
     takes,
 )
-from llamagraph.kernels.layouts import layout, stored_bytes
-from llamagraph.kernels.panels import from_panels
 from llamagraph.planner import ROW_BUCKETS
 from llamagraph.program.launch import Buffer, StepKey, Work, dense
 from llamagraph.program.tape import Tape
@@ -50,13 +49,36 @@ def test_what_is_left_to_other_kernels(dtype, n_in, rows, target):
     assert not takes(target_named(target), weight(dtype, 4096, n_in), rows)
 
 
-@pytest.mark.parametrize(("outputs", "rows", "tile_rows"), [
-    ((4096,), 512, 128), ((4096,), 2048, 256), ((14336,), 512, 256), ((4096, 1024, 1024), 512, 256),
-    ((14336, 14336), 2048, 256), ((14336,), 32, 32), ((4096,), 8, 8),
+@pytest.mark.parametrize(("outputs", "rows", "tile"), [
+    ((4096,), 512, (256, 2)), ((4096,), 2048, (256, 1)), ((14336,), 512, (256, 1)),
+    ((4096, 1024, 1024), 512, (256, 1)), ((14336, 14336), 2048, (256, 1)),
+    ((4096,), 64, (32, 2)), ((4096, 1024, 1024), 128, (128, 2)),
 ])
-def test_the_tile_that_is_done_first_on_an_h200(outputs, rows, tile_rows):
+def test_the_tile_that_is_done_first_on_an_h200(outputs, rows, tile):
+    """Its rows, and how many blocks share its columns."""
     weights = [weight("Q4_K", n, 4096) for n in outputs]
-    assert plan(H200, weights, rows).tile_rows == tile_rows
+    assert plan(H200, weights, rows)[:2] == tile
+
+
+def test_a_split_has_whole_tiles_a_cluster_at_a_time_and_room_for_the_sums():
+    for rows in ROW_BUCKETS[1:]:
+        for shape in ((576, 1536), (1024, 512), (2048, 2048), (4096, 14336)):
+            w = weight("Q4_K" if shape[1] % 256 == 0 else "Q8_0", *shape)
+            how = plan(H200, [w], rows)
+            tiles = rows // how.tile_rows * -(-shape[0] // 128)
+            assert how.split == 1 or tiles * how.split <= H200.n_sm * how.blocks
+            assert how.split <= tiles_of(w).n_tiles
+            assert fits([w], how.tile_rows, how.split, how.stages)
+    # 7 of 8 blocks send 128 outputs of 8 rows, where two stages of 8 rows and 2 x 10 KiB are.
+    small = weight("Q4_1", 128, 1088)
+    assert not fits([small], 64, 8, Stages(1, 1)) and fits([small], 64, 8, Stages(2, 2))
+
+
+def test_products_are_counted():
+    """Twice the rows by the numbers of the weights, whatever is padded."""
+    args, _ = next(iter(hopper_qkv.example(np.random.default_rng(0))))
+    flops = hopper_qkv.flops(Work(n_rows=100), *args)
+    assert flops == 2 * 100 * 1280 * (256 + 64 + 64)
 
 
 def test_stages_and_barriers_make_the_shared_memory():

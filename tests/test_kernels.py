@@ -15,7 +15,8 @@ WITH_EXAMPLES = [name for name, kernel in KERNELS.items() if kernel.example]  # 
 POISONS = (0xFF, 0x7F)  # NaN in every float type, and a large number
 IN_PART = {"chunks"}  # room for more than a row may need
 ENTRY = re.compile(
-    r'extern "C" __global__ void\s+(?:__launch_bounds__\([^()]*\)\s*)?(\w+)\(([^)]*)\)', re.DOTALL
+    r'extern "C" __global__ void\s+(?:__launch_bounds__\([^()]*\)\s*)?(?:CLUSTER\s+)?'
+    r"(\w+)\(([^)]*)\)", re.DOTALL
 )
 
 

@@ -12,7 +12,17 @@ import numpy as np
 
 from llamagraph.kernels.examples import random_weight
 from llamagraph.kernels.layouts import Weight, tile_constants, tiles_of, type_of
-from llamagraph.program.launch import Buffer, Geometry, In, InOut, Out, Traffic, Work, kernel
+from llamagraph.program.launch import (
+    Buffer,
+    Geometry,
+    In,
+    InOut,
+    Out,
+    Traffic,
+    Work,
+    kernel,
+    product_flops,
+)
 from llamagraph.program.tape import Tape
 from llamagraph.program.target import Target
 
@@ -85,6 +95,10 @@ def _cost(work: Work, weight: Buffer, x: Buffer, n_rows, out, n_in: int, n_out: 
     return Traffic(weight.n_bytes + 4 * n * n_in, 4 * n * n_out)
 
 
+def _flops(work: Work, weight: Buffer, x: Buffer, *rest, **constants) -> int:
+    return product_flops(min(work.n_rows, x.shape[0]), weight)
+
+
 _EXAMPLES = (  # type, layout, outputs, columns, rows, true rows, tile
     ("Q4_K", "rows16", 100, 1280, 8, 2, FEW_TILES[0]),
     ("Q8_0", "rows8", 37, 576, 8, 7, FEW_TILES[1]),
@@ -129,7 +143,7 @@ def product_f16(weight: np.ndarray, x: np.ndarray) -> np.ndarray:
     return x @ weight.T
 
 
-@kernel("gemm.cu", geometry=_geometry, cost=_cost, example=_example)
+@kernel("gemm.cu", geometry=_geometry, cost=_cost, flops=_flops, example=_example)
 def gemm_rows(weight: In, x: In, n_rows: In, out: Out, n_in: int, n_out: int, *, TYPE: str,
               UNIT: int, RW: int, TILE_OUT: int, TILE_ROWS: int, WARPS: int) -> None:
     """out = x @ weight.T. weight: (n_out, n_in) in tiles; x: (rows, n_in); out: (rows, n_out)."""
@@ -137,7 +151,7 @@ def gemm_rows(weight: In, x: In, n_rows: In, out: Out, n_in: int, n_out: int, *,
     out[:n] = product_f16(weight, x[:n])
 
 
-@kernel("gemm.cu", geometry=_geometry, cost=_cost, example=_add_example)
+@kernel("gemm.cu", geometry=_geometry, cost=_cost, flops=_flops, example=_add_example)
 def gemm_add(weight: In, x: In, n_rows: In, hidden: InOut, n_in: int, n_out: int, *, TYPE: str,
              UNIT: int, RW: int, TILE_OUT: int, TILE_ROWS: int, WARPS: int) -> None:
     """hidden += x @ weight.T, shapes as in `gemm_rows`."""

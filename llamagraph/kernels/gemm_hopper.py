@@ -8,103 +8,36 @@ decides what comes here.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from llamagraph.kernels.activations import ACTIVATIONS
 from llamagraph.kernels.examples import random_weight
-from llamagraph.kernels.layouts import (
-    Weight,
-    shared_layout,
-    tile_constants,
-    tiles_of,
-    type_of,
-    unit_weights,
-)
+from llamagraph.kernels.layouts import Weight, shared_layout, tile_constants, type_of
 from llamagraph.kernels.panels import COLUMNS, from_panels, in_panels
-from llamagraph.program.launch import Buffer, Geometry, In, InOut, Out, Traffic, Work, kernel
+from llamagraph.kernels.warp_groups import ARCH, TILE_OUT, Plan, Stages, plan, shared_bytes
+from llamagraph.program.launch import (
+    Buffer,
+    Geometry,
+    In,
+    InOut,
+    Out,
+    Traffic,
+    Work,
+    kernel,
+    product_flops,
+)
 from llamagraph.program.tape import Tape
 from llamagraph.program.target import Target
 
-TYPES = ("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
-TILE_OUT = 128
-TILE_ROWS = (256, 128, 64, 32, 16, 8)
-MOST_STAGES = 8
-# How long a tile of so many rows takes, measured on an H200 (Q4_K, 4096 columns, microseconds).
-WAVE = {256: 42.0, 128: 28.5, 64: 22.0, 32: 18.5, 16: 17.5, 8: 16.5}
-
-
-class Stages(NamedTuple):
-    """How many copies of 64 columns of the rows, and of a stored tile, are under way at once."""
-
-    rows: int
-    weights: int
-
-
-def stage_bytes(weights: Sequence[Weight], tile_rows: int) -> Stages:
-    """Bytes of a stage of either, for weights of one or two layouts."""
-    tiles = map(tiles_of, weights)
-    return Stages(tile_rows * COLUMNS * 2,
-                  max(TILE_OUT * (32 // t.rows) * t.unit_bytes for t in tiles))
-
-
-def shared_bytes(weights: Sequence[Weight], tile_rows: int, stages: Stages) -> int:
-    """Dynamic shared memory of a block: the stages, aligned to 1024, and two barriers for each."""
-    sizes = stage_bytes(weights, tile_rows)
-    return 1024 + sum(n * (size + 16) for n, size in zip(stages, sizes, strict=True))
-
-
-def choose_stages(target: Target, weights: Sequence[Weight], tile_rows: int) -> Stages | None:
-    """As many as there is room for; None where there is none for two of each."""
-    for rows in range(MOST_STAGES if tile_rows <= 128 else 4, 1, -1):
-        for n in range(MOST_STAGES, 1, -1):
-            stages = Stages(rows, n)
-            if shared_bytes(weights, tile_rows, stages) <= target.shared_per_block:
-                return stages
-    return None
-
-
-def takes(target: Target, weight: Weight, rows: int) -> bool:
-    """Whether so many rows can be multiplied with the weight here."""
-    return (target.name == "sm_90a" and rows % 8 == 0 and type_of(weight) in TYPES
-            and unit_weights(weight) % COLUMNS == 0
-            and choose_stages(target, [weight], TILE_ROWS[-1]) is not None)
-
-
-class Plan(NamedTuple):
-    tile_rows: int
-    stages: Stages
-    reason: str
-
-    @property
-    def constants(self) -> dict[str, int | str]:
-        return {"TILE_ROWS": self.tile_rows, "ROW_STAGES": self.stages.rows,
-                "WEIGHT_STAGES": self.stages.weights}
-
-
-def plan(target: Target, weights: Sequence[Weight], rows: int) -> Plan:
-    """The tile with which the busiest multiprocessor is done first."""
-    found = []
-    for tile_rows in TILE_ROWS:
-        stages = choose_stages(target, weights, tile_rows)
-        if stages and rows % tile_rows == 0:
-            tiles = rows // tile_rows * sum(-(-w.shape[0] // TILE_OUT) for w in weights)
-            waves = -(-tiles // target.n_sm)
-            found.append((waves * WAVE[tile_rows], tile_rows, stages, tiles))
-    _, tile_rows, stages, tiles = min(found)
-    return Plan(tile_rows, stages, f"{tiles} tiles for {target.n_sm} multiprocessors")
-
-
-# ---- Kernels ------------------------------------------------------------------------------------
-
 
 def _place(target: Target, weights: Sequence[Buffer], rows: int, outputs: int, *, TILE_ROWS: int,
-           ROW_STAGES: int, WEIGHT_STAGES: int, **_) -> Geometry:
+           SPLIT: int, BLOCKS: int, ROW_STAGES: int, WEIGHT_STAGES: int, **_) -> Geometry:
     """Blocks for the tiles of `outputs` outputs of each weight, or as many as run at once."""
     tiles = -(-rows // TILE_ROWS) * sum(-(-w.shape[0] // outputs) for w in weights)
     shared = shared_bytes(weights, TILE_ROWS, Stages(ROW_STAGES, WEIGHT_STAGES))
-    return Geometry((min(tiles, target.n_sm), 1, 1), 384, shared)
+    blocks = min(tiles, target.n_sm * BLOCKS) if SPLIT == 1 else tiles * SPLIT
+    return Geometry((blocks, 1, 1), 384, shared)
 
 
 def _geometry(target, weight: Buffer, x, n_rows, out, n_in, n_out, rows: int, **how) -> Geometry:
@@ -138,25 +71,37 @@ def _qkv_cost(work: Work, q: Buffer, k: Buffer, v: Buffer, *rest, **_) -> Traffi
     return Traffic(q.n_bytes + k.n_bytes + v.n_bytes + 2 * n * n_in, 4 * n * sum(outputs))
 
 
-_EXAMPLES = (  # type, layout, outputs, columns, rows, true rows, rows of a tile, stages
-    ("Q4_K", "rows16", 128, 512, 8, 8, 8, (2, 2)),
-    ("Q4_K", "rows16", 300, 1280, 512, 300, 256, (3, 2)),
-    ("Q4_K", "rows8", 77, 1024, 128, 100, 64, (4, 2)),
-    ("Q4_K", "rows32", 256, 768, 256, 256, 128, (5, 3)),
-    ("Q5_K", "rows16", 130, 1536, 32, 21, 32, (6, 3)),
-    ("Q6_K", "rows16", 257, 1280, 512, 511, 256, (3, 2)),
-    ("Q6_K", "rows8", 64, 512, 16, 9, 16, (4, 2)),
-    ("Q8_0", "rows16", 160, 1664, 256, 129, 128, (4, 2)),
-    ("Q8_0", "rows8", 200, 576, 128, 128, 128, (4, 2)),
-    ("Q4_0", "rows16", 96, 2816, 64, 33, 64, (4, 2)),
-    ("Q4_1", "rows16", 129, 1088, 64, 64, 64, (4, 2)),
-    ("Q5_0", "rows8", 140, 896, 128, 70, 128, (4, 2)),
-    ("Q5_0", "rows16", 140, 1344, 256, 250, 256, (3, 2)),
-    ("Q5_1", "rows16", 100, 2048, 32, 32, 32, (4, 2)),
-    ("F16", "rows16", 333, 1216, 256, 127, 128, (4, 2)),
-    ("F16", "rows8", 128, 960, 512, 512, 256, (2, 2)),
-    ("BF16", "rows16", 128, 1152, 128, 33, 128, (4, 2)),
-    ("IQ2_XS", "f16.rows16", 190, 1280, 64, 50, 64, (4, 2)),
+def _flops(work: Work, weight: Buffer, *rest, **_) -> int:
+    return product_flops(min(work.n_rows, rest[-1]), weight)
+
+
+def _gated_flops(work: Work, gate: Buffer, up: Buffer, *rest, **_) -> int:
+    return product_flops(min(work.n_rows, rest[-1]), gate, up)
+
+
+def _qkv_flops(work: Work, q: Buffer, k: Buffer, v: Buffer, *rest, **_) -> int:
+    return product_flops(min(work.n_rows, rest[-1]), q, k, v)
+
+
+_EXAMPLES = (  # type, layout, outputs, columns, rows, true rows
+    ("Q4_K", "rows16", 128, 512, 8, 8, Plan(8, 2, Stages(2, 2), 2)),
+    ("Q4_K", "rows16", 300, 1280, 512, 300, Plan(256, 1, Stages(3, 2))),
+    ("Q4_K", "rows8", 77, 1024, 128, 100, Plan(64, 1, Stages(4, 2))),
+    ("Q4_K", "rows32", 256, 768, 256, 256, Plan(128, 1, Stages(5, 3))),
+    ("Q5_K", "rows16", 130, 1536, 32, 21, Plan(32, 4, Stages(4, 2), 2)),
+    ("Q6_K", "rows16", 257, 1280, 512, 511, Plan(256, 1, Stages(3, 2))),
+    ("Q6_K", "rows8", 64, 512, 16, 9, Plan(16, 2, Stages(4, 2), 1)),
+    ("Q8_0", "rows16", 160, 1664, 256, 129, Plan(128, 4, Stages(4, 2))),
+    ("Q8_0", "rows8", 200, 576, 128, 128, Plan(128, 1, Stages(4, 2))),
+    ("Q4_0", "rows16", 96, 2816, 64, 33, Plan(64, 1, Stages(4, 2))),
+    ("Q4_1", "rows16", 129, 1088, 64, 64, Plan(64, 8, Stages(4, 2))),
+    ("Q5_0", "rows8", 140, 896, 128, 70, Plan(128, 1, Stages(4, 2))),
+    ("Q5_0", "rows16", 140, 1344, 256, 250, Plan(256, 2, Stages(3, 2))),
+    ("Q5_1", "rows16", 100, 2048, 32, 32, Plan(32, 1, Stages(3, 2), 2)),
+    ("F16", "rows16", 333, 1216, 256, 127, Plan(128, 2, Stages(4, 2))),
+    ("F16", "rows8", 128, 960, 512, 512, Plan(256, 1, Stages(2, 2))),
+    ("BF16", "rows16", 128, 1152, 128, 33, Plan(128, 1, Stages(4, 2))),
+    ("IQ2_XS", "f16.rows16", 190, 1280, 64, 50, Plan(64, 1, Stages(4, 2))),
 )
 
 
@@ -167,11 +112,11 @@ def _rows_example(rng, n_in: int, rows: int, n_rows: int):
 
 
 def _example(rng):
-    for dtype, layout, n_out, n_in, rows, n_rows, tile_rows, stages in _EXAMPLES:
+    for dtype, layout, n_out, n_in, rows, n_rows, how in _EXAMPLES:
         weight = random_weight(rng, dtype, (n_out, n_in), layout)
         out = np.zeros((rows, n_out), np.float32)
         yield ((weight, *_rows_example(rng, n_in, rows, n_rows), out, n_in, n_out, rows),
-               tile_constants(weight) | Plan(tile_rows, Stages(*stages), "").constants)
+               tile_constants(weight) | how.constants)
 
 
 def _add_example(rng):
@@ -191,60 +136,64 @@ def _gated_example(rng):
                {**constants, "ACT": ("silu", "gelu")[i % 2]})
 
 
-_QKV_EXAMPLES = (  # type of q and k, of v, layout, outputs, columns, rows, true rows, of a tile
-    ("Q4_K", "Q6_K", "rows16", (256, 64, 64), 1280, 256, 200, 128),
-    ("Q4_K", "Q4_K", "rows16", (300, 130, 129), 2048, 512, 512, 256),
-    ("Q5_0", "Q8_0", "rows8", (192, 64, 64), 896, 64, 33, 32),
-    ("F16", "F16", "rows16", (128, 128, 256), 1216, 32, 32, 16),
+_QKV_EXAMPLES = (  # type of q and k, of v, layout, outputs, columns, rows, true rows
+    ("Q4_K", "Q6_K", "rows16", (256, 64, 64), 1280, 256, 200, Plan(128, 1, Stages(3, 2))),
+    ("Q4_K", "Q4_K", "rows16", (300, 130, 129), 2048, 512, 512, Plan(256, 1, Stages(3, 2))),
+    ("Q5_0", "Q8_0", "rows8", (192, 64, 64), 896, 64, 33, Plan(32, 2, Stages(3, 2))),
+    ("F16", "F16", "rows16", (128, 128, 256), 1216, 32, 32, Plan(16, 4, Stages(3, 2), 2)),
 )
 
 
 def _qkv_example(rng):
-    for dtype, v_dtype, layout, outputs, n_in, rows, n_rows, tile_rows in _QKV_EXAMPLES:
+    for dtype, v_dtype, layout, outputs, n_in, rows, n_rows, how in _QKV_EXAMPLES:
         weights = [random_weight(rng, t, (n, n_in), layout)
                    for t, n in zip((dtype, dtype, v_dtype), outputs, strict=True)]
         outs = (np.zeros((rows, n), np.float32) for n in outputs)
         yield ((*weights, *_rows_example(rng, n_in, rows, n_rows), *outs, n_in, *outputs, rows),
-               _qkv_constants(weights) | Plan(tile_rows, Stages(3, 2), "").constants)
+               _qkv_constants(weights) | how.constants)
 
 
 def _product(weight: np.ndarray, x: np.ndarray, n: int) -> np.ndarray:
     return from_panels(x[:, :n]) @ weight.astype(np.float16).astype(np.float32).T
 
 
-@kernel("gemm_hopper.cu", geometry=_geometry, cost=_cost, example=_example)
+@kernel("gemm_hopper.cu", geometry=_geometry, cost=_cost, flops=_flops, example=_example,
+        arch=ARCH)
 def hopper_rows(weight: In, x: In, n_rows: In, out: Out, n_in: int, n_out: int, rows: int, *,
-                TYPE: str, UNIT: int, RW: int, TILE_ROWS: int, ROW_STAGES: int,
-                WEIGHT_STAGES: int) -> None:
+                TYPE: str, UNIT: int, RW: int, TILE_ROWS: int, SPLIT: int,
+                BLOCKS: int, ROW_STAGES: int, WEIGHT_STAGES: int) -> None:
     """out = x @ weight.T. weight: (n_out, n_in) in tiles; x: F16 (n_in / 64, rows, 64) in panels;
     out: (rows, n_out)."""
     n = n_rows[0]
     out[:n] = _product(weight, x, n)
 
 
-@kernel("gemm_hopper.cu", geometry=_geometry, cost=_cost, example=_add_example)
+@kernel("gemm_hopper.cu", geometry=_geometry, cost=_cost, flops=_flops, example=_add_example,
+        arch=ARCH)
 def hopper_add(weight: In, x: In, n_rows: In, hidden: InOut, n_in: int, n_out: int, rows: int, *,
-               TYPE: str, UNIT: int, RW: int, TILE_ROWS: int, ROW_STAGES: int, WEIGHT_STAGES: int,
-               ADD: int) -> None:
+               TYPE: str, UNIT: int, RW: int, TILE_ROWS: int, SPLIT: int, BLOCKS: int,
+               ROW_STAGES: int, WEIGHT_STAGES: int, ADD: int) -> None:
     """hidden += x @ weight.T, shapes as in `hopper_rows`."""
     n = n_rows[0]
     hidden[:n] += _product(weight, x, n)
 
 
-@kernel("gemm_hopper.cu", geometry=_gated_geometry, cost=_gated_cost, example=_gated_example)
+@kernel("gemm_hopper.cu", geometry=_gated_geometry, cost=_gated_cost, flops=_gated_flops,
+        example=_gated_example, arch=ARCH)
 def hopper_gated(ffn_gate: In, ffn_up: In, x: In, n_rows: In, out: Out, n_in: int, n_out: int,
-                 rows: int, *, TYPE: str, UNIT: int, RW: int, TILE_ROWS: int, ROW_STAGES: int,
-                 WEIGHT_STAGES: int, ACT: str) -> None:
+                 rows: int, *, TYPE: str, UNIT: int, RW: int, TILE_ROWS: int, SPLIT: int,
+                 BLOCKS: int, ROW_STAGES: int, WEIGHT_STAGES: int, ACT: str) -> None:
     """out = act(x @ ffn_gate.T) * (x @ ffn_up.T), in panels: F16 (n_out / 64, rows, 64)."""
     n = n_rows[0]
     out[:, :n] = in_panels(ACTIVATIONS[ACT](_product(ffn_gate, x, n)) * _product(ffn_up, x, n))
 
 
-@kernel("gemm_hopper.cu", geometry=_qkv_geometry, cost=_qkv_cost, example=_qkv_example)
+@kernel("gemm_hopper.cu", geometry=_qkv_geometry, cost=_qkv_cost, flops=_qkv_flops,
+        example=_qkv_example, arch=ARCH)
 def hopper_qkv(attn_q: In, attn_k: In, attn_v: In, x: In, n_rows: In, q: Out, k: Out, v: Out,
                n_in: int, n_q: int, n_k: int, n_v: int, rows: int, *, TYPE: str, UNIT: int,
-               RW: int, V_TYPE: str, V_UNIT: int, V_RW: int, TILE_ROWS: int, ROW_STAGES: int,
-               WEIGHT_STAGES: int) -> None:
+               RW: int, V_TYPE: str, V_UNIT: int, V_RW: int, TILE_ROWS: int, SPLIT: int,
+               BLOCKS: int, ROW_STAGES: int, WEIGHT_STAGES: int) -> None:
     """q, k, v = x @ their weights.T, each (rows, its heads * head_dim)."""
     n = n_rows[0]
     for out, weight in ((q, attn_q), (k, attn_k), (v, attn_v)):
@@ -262,7 +211,7 @@ def gemm_hopper(tape: Tape, weight: Buffer, x: Buffer, n_rows: Buffer, out: Buff
     constants = tile_constants(weight) | how.constants
     chosen = hopper_add(**constants, ADD=1) if add else hopper_rows(**constants)
     tape.launch(chosen, weight, x, n_rows, out, n_in, n_out, rows, label=label,
-                variant=f"{type_of(weight)} wgmma {TILE_OUT}x{how.tile_rows}", reason=how.reason)
+                variant=f"{type_of(weight)} {how.variant}", reason=how.reason)
 
 
 def gates(gate: Weight, up: Weight) -> bool:
@@ -277,7 +226,7 @@ def gated(tape: Tape, gate: Buffer, up: Buffer, x: Buffer, out: Buffer, act: str
     constants = tile_constants(gate) | how.constants
     tape.launch(hopper_gated(**constants, ACT=act), gate, up, x, tape.io["n_rows"], out, n_in,
                 n_out, rows, label="ffn_gate_up",
-                variant=f"{type_of(gate)} wgmma {TILE_OUT}x{how.tile_rows} {act}",
+                variant=f"{type_of(gate)} {how.variant} {act}",
                 reason=f"gate, up and act in a launch; {how.reason}")
 
 
@@ -295,5 +244,5 @@ def three(tape: Tape, weights: Sequence[Buffer], x: Buffer, outs: Sequence[Buffe
     types = dict.fromkeys(map(type_of, weights))
     tape.launch(hopper_qkv(**constants), *weights, x, tape.io["n_rows"], *outs, n_in,
                 *(w.shape[0] for w in weights), rows, label=label,
-                variant=f"{' '.join(types)} wgmma {TILE_OUT}x{how.tile_rows}",
+                variant=f"{' '.join(types)} {how.variant}",
                 reason=f"three products in a launch; {how.reason}")

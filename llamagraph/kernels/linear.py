@@ -8,7 +8,7 @@ kernels of `gemv.py`, which take in the norm before and the addition behind, man
 import numpy as np
 
 from llamagraph.kernels.gemm import gemm
-from llamagraph.kernels.gemm_hopper import gemm_hopper, takes, three
+from llamagraph.kernels.gemm_hopper import gemm_hopper, three
 from llamagraph.kernels.gemv import (
     constants,
     fuses,
@@ -23,7 +23,18 @@ from llamagraph.kernels.layouts import conversion, shared_layout, type_of
 from llamagraph.kernels.norm import norm, norm_panels
 from llamagraph.kernels.panels import pack, rows_of
 from llamagraph.kernels.shares import fits
-from llamagraph.program.launch import Buffer, Geometry, In, InOut, Out, Traffic, Work, kernel
+from llamagraph.kernels.warp_groups import takes
+from llamagraph.program.launch import (
+    Buffer,
+    Geometry,
+    In,
+    InOut,
+    Out,
+    Traffic,
+    Work,
+    kernel,
+    product_flops,
+)
 from llamagraph.program.tape import Tape
 from llamagraph.program.weights import Weights
 
@@ -42,6 +53,10 @@ def _cost(work: Work, weight: Buffer, x: Buffer, n_rows, out: Buffer) -> Traffic
     return Traffic(weight.n_bytes + n * x.shape[1] * 4, n * weight.shape[0] * 4)
 
 
+def _flops(work: Work, weight: Buffer, x: Buffer, *rest) -> int:
+    return product_flops(min(work.n_rows, x.shape[0]), weight)
+
+
 def _bias_geometry(target, bias: Buffer, n_rows, out: Buffer, *, WIDTH: int) -> Geometry:
     return Geometry((out.shape[0], 1, 1), 256)
 
@@ -53,14 +68,14 @@ def _bias_example(rng):
         yield (bias, np.array([n_rows], np.int32), out), {"WIDTH": width}
 
 
-@kernel("", geometry=_geometry, cost=_cost)
+@kernel("", geometry=_geometry, cost=_cost, flops=_flops)
 def linear_rows(weight: In, x: In, n_rows: In, out: Out) -> None:
     """out = x @ weight.T. weight: (n_out, n_in); x: (rows, n_in); out: (rows, n_out)."""
     n = n_rows[0]
     out[:n] = _product(weight, x[:n])
 
 
-@kernel("", geometry=_geometry, cost=_cost)
+@kernel("", geometry=_geometry, cost=_cost, flops=_flops)
 def linear_add(weight: In, x: In, n_rows: In, hidden: InOut) -> None:
     """hidden += x @ weight.T, shapes as in `linear_rows`."""
     n = n_rows[0]
