@@ -86,8 +86,10 @@ class Plan(NamedTuple):
 
 
 def fits(weights: Sequence[Weight], tile_rows: int, split: int, stages: Stages) -> bool:
-    """Whether a block's stages have room for the sums that the others of its cluster send it."""
+    """Whether a block has room for the sums that the others of its cluster send it."""
     eights = tile_rows // 8
+    if tile_rows == TILE_ROWS[0] and split > 2:  # no register is left for more
+        return False
     sent = (split - 1) * 4096 * (eights // min(split, eights))  # 128 outputs of 8 rows as F32
     return sent <= shared_bytes(weights, tile_rows, stages) - 1024 - 16 * sum(stages)
 
