@@ -109,8 +109,7 @@ __device__ __forceinline__ float2 half2_bits(u32 bits) {
     return make_float2(half_bits(bits & 0xffff), half_bits(bits >> 16));
 }
 
-// The division without its slow path: 0 where the divisor is beyond 2^126.
-__device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.f + expf(-x)); }
+__device__ __forceinline__ float silu(float x) { return x / (1.f + expf(-x)); }
 
 // The tanh form (Hendrycks and Gimpel, arXiv:1606.08415).
 __device__ __forceinline__ float gelu(float x) {

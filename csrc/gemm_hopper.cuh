@@ -17,7 +17,7 @@ constexpr int OUTPUTS = 128, STEP = 64;  // of a block at a time: outputs, colum
 constexpr int MULTIPLIERS = 256, THREADS = 128 + MULTIPLIERS;
 constexpr int COPY_REGISTERS = BLOCKS == 1 ? 56 : 32, REGISTERS = BLOCKS == 1 ? 224 : 104;
 // Where another block on the multiprocessor unpacks while this one multiplies, no step overlaps.
-constexpr int TURNS = BLOCKS == 1 ? 2 : 1;
+constexpr int AHEAD = BLOCKS == 1 ? 2 : 1;
 constexpr int ROW_BYTES = TILE_ROWS * STEP * 2;  // of a stage
 constexpr int EIGHTS = TILE_ROWS / 8;            // groups of eight rows
 constexpr int SHARES = SPLIT < EIGHTS ? SPLIT : EIGHTS, SHARE = EIGHTS / SHARES;
@@ -51,6 +51,11 @@ using Other = Stored<V_TYPE<V_UNIT>, V_UNIT, V_RW>;  // of the last part
 using Other = Usual;
 #endif
 
+template <class A, class B>
+constexpr bool SAME = false;
+template <class A>
+constexpr bool SAME<A, A> = true;
+
 constexpr int WEIGHT_BYTES = Usual::BYTES > Other::BYTES ? Usual::BYTES : Other::BYTES;
 constexpr int RINGS_AT = ROW_STAGES * ROW_BYTES + WEIGHT_STAGES * WEIGHT_BYTES;
 static_assert((SPLIT - 1) * SHARE * MULTIPLIERS * 16 <= RINGS_AT, "room for others' sums");
@@ -79,19 +84,42 @@ __device__ __forceinline__ void for_tiles(const Problem& p, int n, Work work) {
     const int n_tiles = row_tiles * (b + p.c.tiles());
     for (int tile = blockIdx.x / SPLIT; tile < n_tiles; tile += gridDim.x / SPLIT) {
         const int row = tile % row_tiles * TILE_ROWS, at = tile / row_tiles;
-        if (at < b) {
-            const Part part = at < a ? p.a : p.b;
-            work(Usual(), part, row, (at < a ? at : at - a) * part.outputs());
-        } else {
-            work(Other(), p.c, row, (at - b) * p.c.outputs());
-        }
+        const Part part = at < a ? p.a : at < b ? p.b : p.c;
+        const int first = (at < a ? at : at < b ? at - a : at - b) * part.outputs();
+        if (SAME<Usual, Other> || at < b)
+            work(Usual(), part, row, first);
+        else
+            work(Other(), part, row, first);
     }
 }
 
+// Stages of shared memory that are filled and emptied in turn; each has a barrier for either.
+template <int Stages>
+struct Turns {
+    u32 barriers;  // 8 bytes each, first those of full stages
+    int stage = 0, phase = 0;
+
+    __device__ __forceinline__ Turns(u32 barriers) : barriers(barriers) {}
+
+    __device__ __forceinline__ void init(int producers, int consumers) const {
+        for (int i = 0; i < Stages; i++) {
+            Barrier{barriers + 8 * i}.init(producers);
+            Barrier{barriers + 8 * (Stages + i)}.init(consumers);
+        }
+    }
+    __device__ __forceinline__ Barrier full() const { return {barriers + 8 * stage}; }
+    __device__ __forceinline__ Barrier empty() const { return {barriers + 8 * (Stages + stage)}; }
+    __device__ __forceinline__ void wait_full() const { full().wait(phase); }
+    __device__ __forceinline__ void wait_empty() const { empty().wait(phase ^ 1); }
+    __device__ __forceinline__ void next() {
+        if (++stage == Stages) stage = 0, phase ^= 1;
+    }
+};
+
 struct Shared {
     u32 address;  // aligned to 1024
-    Ring<WEIGHT_STAGES> weights;
-    Ring<ROW_STAGES> rows;
+    Turns<WEIGHT_STAGES> weights;
+    Turns<ROW_STAGES> rows;
 
     __device__ __forceinline__ Shared(const void* memory)
         : address((shared_address(memory) + 1023) & ~1023u),
@@ -112,9 +140,9 @@ __device__ __forceinline__ void copy_weights(const Problem& p, Shared s, int n) 
         const int in_first = part.outputs() / S::TILE_OUTPUTS;  // groups
         const int end = S::end_unit(p.n_in);
         for (int unit = S::first_unit(p.n_in); unit < end; unit += S::UNITS) {
-            s.weights.wait_emptied();
+            s.weights.wait_empty();
             const u32 n_bytes = min(S::UNITS, end - unit) * UNIT_BYTES;
-            expect_bytes(s.weights.filled(), S::GROUPS * n_bytes);
+            s.weights.full().arrive_expecting(S::GROUPS * n_bytes);
 #pragma unroll 1
             for (int g = 0; g < S::GROUPS; g++) {
                 const bool second = g >= in_first;
@@ -123,7 +151,7 @@ __device__ __forceinline__ void copy_weights(const Problem& p, Shared s, int n) 
                 copy_bulk(s.weights_address() + g * S::TILE_BYTES,
                           (second ? part.second : part.weight) +
                               (group * n_units + unit) * UNIT_BYTES,
-                          n_bytes, s.weights.filled());
+                          n_bytes, s.weights.full());
             }
             s.weights.next();
         }
@@ -136,11 +164,11 @@ __device__ __forceinline__ void copy_rows(const Problem& p, Shared s, int n) {
         constexpr int STEPS = S::UNIT_WEIGHTS / STEP;
         const int end = S::end_unit(p.n_in) * STEPS;
         for (int step = S::first_unit(p.n_in) * STEPS; step < end; step++) {
-            s.rows.wait_emptied();
-            expect_bytes(s.rows.filled(), ROW_BYTES);
+            s.rows.wait_empty();
+            s.rows.full().arrive_expecting(ROW_BYTES);
             copy_bulk(s.rows_address(),
                       p.x + (static_cast<size_t>(step) * p.rows + first_row) * STEP, ROW_BYTES,
-                      s.rows.filled());
+                      s.rows.full());
             s.rows.next();
         }
     });

@@ -3,35 +3,42 @@
 #pragma once
 #include "gemm_hopper.cuh"
 
+// Activations of what no register is left for but the sums.
+namespace quick {
+// The division without its slow path, which calls a function: 0 where the divisor is beyond 2^126.
+__device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.f + expf(-x)); }
+using ::gelu;
+}  // namespace quick
+
 // What a warp multiplies: 16 outputs of a stage, eight from either place on, with all rows.
 struct Multiplier {
     int first[2];
-    float sums[TILE_ROWS / 2];
-    u32 a[TURNS][4][4];  // operands of a step, or of two in turn
-    u32 before;          // the barrier that gives back the rows of the step before, or 0
+    float sums[EIGHTS][4];  // as of `multiply_rows`
+    u32 a[AHEAD][4][4];  // operands of a step, or of two in turn
+    Barrier before;      // gives back the rows of the step before; none at address 0
 
     // Columns 64J on of a unit, as the Turn-th step.
     template <int Turn, int J, class Type, class Unit>
     __device__ __forceinline__ void step(const Operand<Type>& operand, const Unit& unit,
                                          Shared& s) {
-        auto& a = this->a[Turn % TURNS];
+        auto& a = this->a[Turn % AHEAD];
         operand.template get<J>(unit, a);
-        s.rows.wait_filled();
-        const u64 rows = rows_at(s.rows_address());
-        open_products();
+        s.rows.wait_full();
+        const u64 rows = tile_at(s.rows_address());
+        products_begin();
 #pragma unroll
-        for (int k = 0; k < 4; k++) multiply_group<TILE_ROWS>(sums, a[k], rows + 2 * k);
-        close_products();
-        wait_for_products<TURNS - 1>();
-        if (TURNS == 1) before = s.rows.emptied();
-        give_back(s.rows.emptied());
+        for (int k = 0; k < 4; k++) multiply_rows(sums, a[k], rows + 2 * k);
+        products_commit();
+        products_wait<AHEAD - 1>();
+        if (AHEAD == 1) before = s.rows.empty();
+        give_back(s.rows.empty());
         s.rows.next();
     }
 
     // The rows whose products have ended have been read; those of `next` are the next.
-    __device__ __forceinline__ void give_back(u32 next) {
-        if (before && threadIdx.x % 32 == 0) arrive(before);
-        before = TURNS == 1 ? 0 : next;
+    __device__ __forceinline__ void give_back(Barrier next) {
+        if (before.at && threadIdx.x % 32 == 0) before.arrive();
+        before = AHEAD == 1 ? Barrier{0} : next;
     }
 
     // All the steps of a unit, beginning with the Turn-th step.
@@ -55,28 +62,28 @@ struct Multiplier {
     __device__ __forceinline__ void multiply(int n_in, Shared& s) {
         const int end = S::end_unit(n_in);
 #pragma unroll
-        for (int i = 0; i < TILE_ROWS / 2; i++) sums[i] = 0;
-        before = 0;
+        for (int i = 0; i < 4 * EIGHTS; i++) sums[i / 4][i % 4] = 0;
+        before = {0};
         for (int at = S::first_unit(n_in); at < end; at += S::UNITS) {
             const int units = min(S::UNITS, end - at), lanes = units * S::TILE_OUTPUTS;
-            s.weights.wait_filled();
+            s.weights.wait_full();
             if constexpr (S::UNIT_WEIGHTS == STEP) {
                 int u = 0;
                 for (; u + 1 < units; u += 2) unit<S, 0>(s, lanes, u), unit<S, 1>(s, lanes, u + 1);
                 if (u < units) {
                     unit<S, 0>(s, lanes, u);
-                    wait_for_products<0>();  // the next stage begins with a[0] again
+                    products_wait<0>();  // the next stage begins with a[0] again
                 }
             } else {
                 for (int u = 0; u < units; u++) unit<S, 0>(s, lanes, u);
             }
-            arrive(s.weights.emptied());
+            s.weights.empty().arrive();
             s.weights.next();
         }
-        wait_for_products<0>();
+        products_wait<0>();
 #pragma unroll
-        for (int i = 0; i < TILE_ROWS / 2; i++) asm volatile("" : "+f"(sums[i])::"memory");
-        give_back(0);
+        for (int i = 0; i < 4 * EIGHTS; i++) asm volatile("" : "+f"(sums[i / 4][i % 4])::"memory");
+        give_back({0});
     }
 
     // Sums of all blocks of the cluster, of those eights of rows that are this block's. They
@@ -92,7 +99,7 @@ struct Multiplier {
         for (int to = 0; to < SHARES; to++)
 #pragma unroll
             for (int i = 0; i < SHARE; i++) {
-                const float* own = sums + 4 * (to * SHARE + i);
+                const float* own = sums[to * SHARE + i];
                 if (to != rank)
                     store_remote(place(rank, to, i), to,
                                  make_float4(own[0], own[1], own[2], own[3]));
@@ -101,16 +108,14 @@ struct Multiplier {
 #pragma unroll
         for (int j = 0; j < EIGHTS; j++) {
             if (!owns(j)) continue;
-            const float4 own = make_float4(sums[4 * j], sums[4 * j + 1], sums[4 * j + 2],
-                                           sums[4 * j + 3]);
+            const float4 own = make_float4(sums[j][0], sums[j][1], sums[j][2], sums[j][3]);
             float4 total = make_float4(0, 0, 0, 0);
 #pragma unroll
             for (int from = 0; from < SPLIT; from++) {
                 const float4 v = from == rank ? own : load_shared(place(from, rank, j % SHARE));
                 total.x += v.x, total.y += v.y, total.z += v.z, total.w += v.w;
             }
-            sums[4 * j] = total.x, sums[4 * j + 1] = total.y;
-            sums[4 * j + 2] = total.z, sums[4 * j + 3] = total.w;
+            sums[j][0] = total.x, sums[j][1] = total.y, sums[j][2] = total.z, sums[j][3] = total.w;
         }
     }
 
@@ -131,7 +136,7 @@ struct Multiplier {
                 for (int i = 0; i < 2; i++)
                     if (owns(j) && row + 8 * j + e < n && o + 8 * i < part.n_out)
                         put<Add>(to + static_cast<size_t>(8 * j + e) * part.n_out + 8 * i,
-                                 sums[4 * j + 2 * i + e]);
+                                 sums[j][2 * i + e]);
     }
 
 #ifdef ACT
@@ -148,7 +153,7 @@ struct Multiplier {
             if (!owns(j)) continue;
             float v[2];
 #pragma unroll
-            for (int e = 0; e < 2; e++) v[e] = ACT(sums[4 * j + e]) * sums[4 * j + 2 + e];
+            for (int e = 0; e < 2; e++) v[e] = quick::ACT(sums[j][e]) * sums[j][2 + e];
             const float other = __shfl_xor_sync(~0u, odd ? v[0] : v[1], 4);
             const u32 both = odd ? pack_limited(other, v[1]) : pack_limited(v[0], other);
             if (own + 8 * j < n && o < part.n_out) to[8 * j * 32] = both;
@@ -189,7 +194,7 @@ __device__ __forceinline__ void product(const Problem& p, const int* n_rows) {
     }
     __syncthreads();
     if (threadIdx.x < 128) {
-        fewer_registers<COPY_REGISTERS>();
+        give_registers<COPY_REGISTERS>();
         // Where all rows are one tile, which weights come first is known before the rows are.
         if (threadIdx.x == 0) {
             int n = TILE_ROWS;
@@ -200,7 +205,7 @@ __device__ __forceinline__ void product(const Problem& p, const int* n_rows) {
             copy_rows(p, s, *n_rows);
         }
     } else {
-        more_registers<REGISTERS>();
+        take_registers<REGISTERS>();
         pdl_wait();
         multiply_tiles<Add>(p, s, *n_rows);
     }

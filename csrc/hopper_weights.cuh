@@ -6,8 +6,8 @@
 // were halves, are handed out just so. The other operand has its columns in this order too
 // (llamagraph/kernels/panels.py).
 #pragma once
-#include "hopper.cuh"
 #include "quants.cuh"
+#include "warpgroup.cuh"
 
 // ---- Arithmetic of pairs of halves --------------------------------------------------------------
 

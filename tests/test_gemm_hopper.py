@@ -15,6 +15,7 @@ from llamagraph.kernels.warp_groups import (
     plan,
     shared_bytes,
     takes,
+    weight_bytes,
 )
 from llamagraph.planner import ROW_BUCKETS
 from llamagraph.program.launch import Buffer, StepKey, Work, dense
@@ -38,7 +39,8 @@ def test_every_bucket_has_a_tile_that_fits(dtype):
             assert takes(H200, w, rows)
             how = plan(H200, [w], rows)
             assert rows % how.tile_rows == 0 and min(how.stages) >= 2
-            assert shared_bytes([w], how.tile_rows, how.stages) <= H200.shared_per_block
+            used = shared_bytes(weight_bytes([w]), how.tile_rows, how.stages)
+            assert used <= H200.shared_per_block
 
 
 @pytest.mark.parametrize(("dtype", "n_in", "rows", "target"), [
@@ -68,10 +70,10 @@ def test_a_split_has_whole_tiles_a_cluster_at_a_time_and_room_for_the_sums():
             tiles = rows // how.tile_rows * -(-shape[0] // 128)
             assert how.split == 1 or tiles * how.split <= H200.n_sm * how.blocks
             assert how.split <= tiles_of(w).n_tiles
-            assert fits([w], how.tile_rows, how.split, how.stages)
+            assert fits(weight_bytes([w]), how.tile_rows, how.split, how.stages)
     # 7 of 8 blocks send 128 outputs of 8 rows, where two stages of 8 rows and 2 x 10 KiB are.
-    small = weight("Q4_1", 128, 1088)
-    assert not fits([small], 64, 8, Stages(1, 1)) and fits([small], 64, 8, Stages(2, 2))
+    small = weight_bytes([weight("Q4_1", 128, 1088)])
+    assert not fits(small, 64, 8, Stages(1, 1)) and fits(small, 64, 8, Stages(2, 2))
 
 
 def test_products_are_counted():
@@ -84,11 +86,12 @@ def test_products_are_counted():
 def test_stages_and_barriers_make_the_shared_memory():
     # 64 columns of 256 rows as halves; 128 outputs times two units of 144 bytes.
     w = weight("Q4_K", 4096, 4096)
-    assert shared_bytes([w], 256, Stages(4, 2)) == 1024 + 4 * (32768 + 16) + 2 * (36864 + 16)
-    assert choose_stages(H200, [w], 256) == (4, 2)
+    assert weight_bytes([w]) == 36864
+    assert shared_bytes(36864, 256, Stages(4, 2)) == 1024 + 4 * (32768 + 16) + 2 * (36864 + 16)
+    assert choose_stages(H200, 36864, 256) == (4, 2)
     # Another layout in the same launch: the larger counts.
     larger = weight("Q6_K", 1024, 4096)
-    assert shared_bytes([w, larger], 8, Stages(2, 2)) == shared_bytes([larger], 8, Stages(2, 2))
+    assert weight_bytes([w, larger]) == weight_bytes([larger]) > 36864
 
 
 def test_one_launch():

@@ -15,7 +15,15 @@ from llamagraph.kernels.activations import ACTIVATIONS
 from llamagraph.kernels.examples import random_weight
 from llamagraph.kernels.layouts import Weight, shared_layout, tile_constants, type_of
 from llamagraph.kernels.panels import COLUMNS, from_panels, in_panels
-from llamagraph.kernels.warp_groups import ARCH, TILE_OUT, Plan, Stages, plan, shared_bytes
+from llamagraph.kernels.warp_groups import (
+    ARCH,
+    TILE_OUT,
+    Plan,
+    Stages,
+    plan,
+    shared_bytes,
+    weight_bytes,
+)
 from llamagraph.program.launch import (
     Buffer,
     Geometry,
@@ -35,7 +43,7 @@ def _place(target: Target, weights: Sequence[Buffer], rows: int, outputs: int, *
            SPLIT: int, BLOCKS: int, ROW_STAGES: int, WEIGHT_STAGES: int, **_) -> Geometry:
     """Blocks for the tiles of `outputs` outputs of each weight, or as many as run at once."""
     tiles = -(-rows // TILE_ROWS) * sum(-(-w.shape[0] // outputs) for w in weights)
-    shared = shared_bytes(weights, TILE_ROWS, Stages(ROW_STAGES, WEIGHT_STAGES))
+    shared = shared_bytes(weight_bytes(weights), TILE_ROWS, Stages(ROW_STAGES, WEIGHT_STAGES))
     blocks = min(tiles, target.n_sm * BLOCKS) if SPLIT == 1 else tiles * SPLIT
     return Geometry((blocks, 1, 1), 384, shared)
 

@@ -36,28 +36,26 @@ class Stages(NamedTuple):
     weights: int
 
 
-def stage_bytes(weights: Sequence[Weight], tile_rows: int) -> Stages:
-    """Bytes of a stage of either, for weights of one or two layouts."""
-    tiles = map(tiles_of, weights)
-    return Stages(tile_rows * COLUMNS * 2,
-                  max(TILE_OUT * (32 // t.rows) * t.unit_bytes for t in tiles))
+def weight_bytes(weights: Sequence[Weight]) -> int:
+    """Bytes of a stage of weights, for those of one or two layouts."""
+    return max(TILE_OUT * (32 // t.rows) * t.unit_bytes for t in map(tiles_of, weights))
 
 
-def shared_bytes(weights: Sequence[Weight], tile_rows: int, stages: Stages) -> int:
-    """Dynamic shared memory of a block: the stages, aligned to 1024, and two barriers for each."""
-    sizes = stage_bytes(weights, tile_rows)
-    return 1024 + sum(n * (size + 16) for n, size in zip(stages, sizes, strict=True))
+def shared_bytes(stage: int, tile_rows: int, stages: Stages) -> int:
+    """Dynamic shared memory of a block, where a stage of weights has so many bytes.
+
+    The stages, aligned to 1024, and two barriers for each.
+    """
+    return 1024 + stages.rows * (tile_rows * COLUMNS * 2 + 16) + stages.weights * (stage + 16)
 
 
-def choose_stages(target: Target, weights: Sequence[Weight], tile_rows: int, blocks: int = 1
-                  ) -> Stages | None:
+def choose_stages(target: Target, stage: int, tile_rows: int, blocks: int = 1) -> Stages | None:
     """As many as there is room for; None where there is none for two of each."""
     room = target.shared_per_block if blocks == 1 else target.shared_per_block // 2 - RESERVED
     for rows in range(MOST_STAGES if tile_rows <= 128 else 4, 1, -1):
-        for n in range(MOST_STAGES, 1, -1):
-            stages = Stages(rows, n)
-            if shared_bytes(weights, tile_rows, stages) <= room:
-                return stages
+        n = (room - shared_bytes(stage, tile_rows, Stages(rows, 0))) // (stage + 16)
+        if n >= 2:
+            return Stages(rows, min(n, MOST_STAGES))
     return None
 
 
@@ -65,7 +63,7 @@ def takes(target: Target, weight: Weight, rows: int) -> bool:
     """Whether so many rows can be multiplied with the weight here."""
     return (target.name == ARCH and rows % 8 == 0 and type_of(weight) in TYPES
             and unit_weights(weight) % COLUMNS == 0
-            and choose_stages(target, [weight], TILE_ROWS[-1]) is not None)
+            and choose_stages(target, weight_bytes([weight]), TILE_ROWS[-1]) is not None)
 
 
 class Plan(NamedTuple):
@@ -85,40 +83,52 @@ class Plan(NamedTuple):
         return f"wgmma {TILE_OUT}x{self.tile_rows}{f' / {self.split}' if self.split > 1 else ''}"
 
 
-def fits(weights: Sequence[Weight], tile_rows: int, split: int, stages: Stages) -> bool:
+def fits(stage: int, tile_rows: int, split: int, stages: Stages) -> bool:
     """Whether a block has room for the sums that the others of its cluster send it."""
     eights = tile_rows // 8
     if tile_rows == TILE_ROWS[0] and split > 2:  # no register is left for more
         return False
     sent = (split - 1) * 4096 * (eights // min(split, eights))  # 128 outputs of 8 rows as F32
-    return sent <= shared_bytes(weights, tile_rows, stages) - 1024 - 16 * sum(stages)
+    return sent <= shared_bytes(stage, tile_rows, stages) - 1024 - 16 * sum(stages)
 
 
-def _time(slots: int, weight: Weight, n_tiles: int, split: int, tile_rows: int, step: float
-          ) -> float:
+class Product(NamedTuple):
+    """What the time of a launch depends on beside its tile."""
+
+    outputs: int  # tiles of outputs
+    steps: float  # of 64 columns
+    stored: int  # tiles of a row's columns
+
+
+def _time(slots: int, p: Product, n_tiles: int, split: int, tile_rows: int, step: float) -> float:
     """Microseconds of a product. A cluster has one tile, and a block whole stored tiles."""
-    waves, stored = -(-n_tiles * split // slots), tiles_of(weight).n_tiles
     room = slots * SHARE_OF_CLUSTERS[split]
-    if split > 1 and (n_tiles * split > room or stored < split):
+    if split > 1 and (n_tiles * split > room or p.stored < split):
         return float("inf")
-    steps = -(-stored // split) / stored * weight.shape[-1] / COLUMNS
+    waves, share = -(-n_tiles * split // slots), -(-p.stored // split) / p.stored
     adding = (SPLIT_TIME + SPLIT_ROW_TIME * tile_rows) * (split > 1)
-    return LAUNCH_TIME + waves * (TILE_TIME + steps * step) + adding
+    return LAUNCH_TIME + waves * (TILE_TIME + share * p.steps * step) + adding
+
+
+def _reason(target: Target, n_tiles: int, split: int, blocks: int) -> str:
+    how = f"{n_tiles} tiles for {target.n_sm} multiprocessors"
+    how += f", each shared by {split}" if split > 1 else ""
+    return how + (", two blocks on each" if blocks > 1 else "")
 
 
 def plan(target: Target, weights: Sequence[Weight], rows: int) -> Plan:
     """The tile, and the blocks that share its columns, with which a launch is done first."""
-    found = []
+    found, stage = [], weight_bytes(weights)
+    p = Product(sum(-(-w.shape[0] // TILE_OUT) for w in weights), weights[0].shape[-1] / COLUMNS,
+                tiles_of(weights[0]).n_tiles)
     for tile_rows, blocks in product(TILE_ROWS, (1, 2)):
         step = (STEP_TIME if blocks == 1 else TWO_BLOCKS_TIME).get(tile_rows)
-        stages = choose_stages(target, weights, tile_rows, blocks)
+        stages = choose_stages(target, stage, tile_rows, blocks)
         if step is None or stages is None or rows % tile_rows:
             continue
-        tiles = rows // tile_rows * sum(-(-w.shape[0] // TILE_OUT) for w in weights)
-        for split in (s for s in SPLITS if fits(weights, tile_rows, s, stages)):
-            time = _time(target.n_sm * blocks, weights[0], tiles, split, tile_rows, step)
-            how = f"{tiles} tiles for {target.n_sm} multiprocessors"
-            how += f", each shared by {split}" if split > 1 else ""
-            how += ", two blocks on each" if blocks > 1 else ""
-            found.append((time, Plan(tile_rows, split, stages, blocks, how)))
-    return min(found)[1]
+        n_tiles = rows // tile_rows * p.outputs
+        for split in (s for s in SPLITS if fits(stage, tile_rows, s, stages)):
+            time = _time(target.n_sm * blocks, p, n_tiles, split, tile_rows, step)
+            found.append((time, tile_rows, split, stages, blocks, n_tiles))
+    _, tile_rows, split, stages, blocks, n_tiles = min(found)
+    return Plan(tile_rows, split, stages, blocks, _reason(target, n_tiles, split, blocks))
