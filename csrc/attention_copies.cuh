@@ -19,7 +19,14 @@ constexpr int COPIER_REGISTERS = 56, REGISTERS = COPIERS == 2 ? 200 : 224;  // o
 struct Shared {
     u8 q[GROUPS][PANELS][QUERY_PANEL];
     u8 k[STAGES][TILE_BYTES], v[STAGES][TILE_BYTES];
-    Barrier full[2][STAGES], empty[2][STAGES];  // of keys, of values
+    u64 barriers[2][2][STAGES];  // of full and of empty: of keys, of values
+
+    __device__ __forceinline__ Barrier full(int which, int stage) const {
+        return {shared_address(&barriers[0][which][stage])};
+    }
+    __device__ __forceinline__ Barrier empty(int which, int stage) const {
+        return {shared_address(&barriers[1][which][stage])};
+    }
 };
 
 // The tiles that a block walks over.
@@ -70,11 +77,11 @@ struct Copier {
     const u8 *keys, *values;
     int started, handed;  // copies: 2i for the keys of tile i, 2i + 1 for its values
 
-    __device__ __forceinline__ Barrier& full(int i) {
-        return shared.full[i % 2][i / 2 % STAGES];
+    __device__ __forceinline__ Barrier full(int i) const {
+        return shared.full(i % 2, i / 2 % STAGES);
     }
-    __device__ __forceinline__ Barrier& empty(int i) {
-        return shared.empty[i % 2][i / 2 % STAGES];
+    __device__ __forceinline__ Barrier empty(int i) const {
+        return shared.empty(i % 2, i / 2 % STAGES);
     }
     static __device__ int phase(int i) { return i / 2 / STAGES % 2 ^ 1; }  // in which it is empty
 

@@ -40,9 +40,9 @@ __device__ __forceinline__ void start_values(float (&acc)[DIM / WIDTH][WIDTH / 8
     for (int n = 0; n < TILE / 16; n++)
 #pragma unroll
         for (int part = 0; part < DIM / WIDTH; part++)
-            multiply_rows(acc[part], p[n],
-                          tile_at(v + part * (WIDTH / PANEL) * TILE_PANEL + n * 16 * PANEL_ROW,
-                                  TILE_PANEL));
+            multiply_rows<true>(
+                acc[part], p[n],
+                tile_at(v + part * (WIDTH / PANEL) * TILE_PANEL + n * 16 * PANEL_ROW, TILE_PANEL));
     products_commit();
 }
 
@@ -66,7 +66,7 @@ struct Attend {
 
 // Waits for the keys (0) or the values (1) of tile i.
 __device__ __forceinline__ void wait_for(Shared& shared, int which, int i) {
-    shared.full[which][i % STAGES].wait(i / STAGES % 2);
+    shared.full(which, i % STAGES).wait(i / STAGES % 2);
 }
 
 // Products of the warpgroups take turns: while one makes weights, the other multiplies.
@@ -94,7 +94,7 @@ __device__ __forceinline__ void attend_all(Attend& a, Shared& shared, const Tile
     start_scores(s, q, shared_address(shared.k[0]));
     turns.end();
     products_wait<0>();
-    shared.empty[0][0].arrive_warp();
+    shared.empty(0, 0).arrive_warp();
     a.weigh(s, tiles.first, softcap, window, keep);
     a.take(s);
     for (int i = 1; i < tiles.n; i++) {
@@ -108,10 +108,10 @@ __device__ __forceinline__ void attend_all(Attend& a, Shared& shared, const Tile
         start_values(a.acc, a.p, shared_address(shared.v[before]));
         turns.end();
         products_wait<1>();
-        shared.empty[0][stage].arrive_warp();
+        shared.empty(0, stage).arrive_warp();
         a.weigh(s, tiles.first + i * TILE, softcap, window, keep);
         products_wait<0>();
-        shared.empty[1][before].arrive_warp();
+        shared.empty(1, before).arrive_warp();
 #pragma unroll
         for (int part = 0; part < DIM / WIDTH; part++) shrink(a.acc[part], keep);
         a.take(s);
@@ -127,10 +127,10 @@ __device__ __forceinline__ void attend_all(Attend& a, Shared& shared, const Tile
 __device__ __forceinline__ void prepare(Shared& shared) {
     if (threadIdx.x == 0) {
         for (int i = 0; i < 2 * STAGES; i++) {
-            shared.full[i / STAGES][i % STAGES].init(128);
-            shared.empty[i / STAGES][i % STAGES].init(4 * GROUPS);
+            shared.full(i / STAGES, i % STAGES).init(128);
+            shared.empty(i / STAGES, i % STAGES).init(4 * GROUPS);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        publish_barriers();
     }
     __syncthreads();
 }

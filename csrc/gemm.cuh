@@ -70,9 +70,3 @@ __device__ __forceinline__ void copy_unit(u8* to, const u8* weight, int n_units,
 __device__ __forceinline__ MemoryUnit<Type::BYTES> copied_unit(const u8* units, int row) {
     return {units + row / RW * GROUP_BYTES, RW, row % RW};
 }
-
-// Writes a result, or adds it to what is there.
-template <bool ADD>
-__device__ __forceinline__ void put(float* out, float value) {
-    *out = ADD ? *out + value : value;
-}

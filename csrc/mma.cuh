@@ -66,3 +66,9 @@ __device__ __forceinline__ u32 pack_limited(float low, float high) {
     const __half2 limited = __hmin2_nan(__hmax2_nan(pair, __hneg2(largest)), largest);
     return *reinterpret_cast<const u32*>(&limited);
 }
+
+// Writes a result, or adds it to what is there.
+template <bool Add>
+__device__ __forceinline__ void put(float* out, float value) {
+    *out = Add ? *out + value : value;
+}

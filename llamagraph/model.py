@@ -171,7 +171,7 @@ class Model:
 
     def __init__(self, file: GGUFFile, device: Device, mode: str | None = None,
                  n_ctx: int | None = None, progress: Callable[[str, int, int], None] | None = None,
-                 warn: Callable[[str], None] = lambda _: None, n_ubatch: int = 512,
+                 warn: Callable[[str], None] = lambda _: None, n_ubatch: int = 2048,
                  type_k: str | None = None, type_v: str | None = None):
         start = time.perf_counter()
         self.file, self.path = file, file.path
@@ -265,7 +265,7 @@ def open(path: str | Path | GGUFFile | None = None, *, device: str | Device | No
          mode: str | None = None, n_ctx: int | None = None, n_threads: int | None = None,
          l2_persist: str = "off", arch_tuning: str | None = None, offline: bool = False,
          progress: Callable[[str, int, int], None] | None = None,
-         warn: Callable[[str], None] = lambda _: None, n_ubatch: int = 512,
+         warn: Callable[[str], None] = lambda _: None, n_ubatch: int = 2048,
          overrides: Mapping[str, Any] | None = None, type_k: str | None = None,
          type_v: str | None = None) -> Model:
     """Opens a GGUF file (None: the default model, fetched once) on a device.

@@ -21,7 +21,7 @@ from llamagraph.program.tape import Tape
 from llamagraph.program.target import Target
 from llamagraph.program.weights import Weights
 
-ROW_BUCKETS = (1, 8, 32, 128, 512)
+ROW_BUCKETS = (1, 8, 32, 64, 128, 256, 512, 1024, 2048)
 LOGIT_ROWS = 32  # at most, where all rows' logits are wanted: they fill the scratch
 FACTORS = "rope_freqs.weight"  # no weight by itself: it goes into the rope tables
 LARGEST = (  # the steps that need most scratch; a missing tensor shows while they are planned

@@ -98,7 +98,7 @@ def test_a_decode_step_moves_the_weights_and_little_else():
 def test_a_prompt_is_counted_in_the_steps_of_its_buckets(path):
     short, long = run(path, cases_of([512, 1024], [], [], [0]), repetitions=1)
     assert short.bytes_per_token * 512 < long.bytes_per_token * 1024
-    assert long.n_launches == short.n_launches and long.n_ubatch == 512
+    assert long.n_launches == short.n_launches and long.n_ubatch == 2048
 
 
 @pytest.mark.parametrize("mode", EXECUTORS)

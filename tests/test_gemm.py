@@ -46,7 +46,7 @@ def test_every_type_has_a_tile_that_fits(target, dtype):
     (4096, 2, Tile(32, 8, 8)), (4096, 8, Tile(32, 8, 8)), (4096, 32, Tile(32, 32, 8)),
     (28672, 512, Tile(128, 128, 8)), (4096, 512, Tile(128, 128, 8)),
     (2048, 512, Tile(64, 128, 8)), (1024, 512, Tile(64, 64, 4)), (4096, 128, Tile(64, 64, 4)),
-    (28672, 128, Tile(128, 128, 8)), (64, 128, Tile(64, 64, 4)),
+    (28672, 128, Tile(128, 128, 8)), (64, 128, Tile(64, 64, 4)), (28672, 64, Tile(64, 64, 4)),
 ])
 def test_the_largest_tile_that_keeps_an_h200_busy(n_out, rows, tile):
     assert choose_tile(H200, weight("Q4_K", n_out, 4096), rows)[0] == tile

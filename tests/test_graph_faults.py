@@ -174,10 +174,10 @@ def test_a_graph_is_closed_only_when_nothing_is_in_flight(path):
 
 def test_a_long_prompt_leaves_graphs_on(path):
     device = Counting()
-    runner = Runner(GGUFFile(path), device, "capture", 1200)
+    runner = Runner(GGUFFile(path), device, "capture", 1300, n_ubatch=512)
     list(runner.generate([1] * 1100, GREEDY, 4))
     made = device.made
-    list(runner.generate([1] * 40, GREEDY, 30))
+    list(runner.generate([1] * 70, GREEDY, 30))
     assert runner.mode == "capture" and device.made == made
 
 

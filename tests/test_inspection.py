@@ -109,7 +109,7 @@ def test_updates_are_what_an_executor_sends(path, planner):
 @pytest.mark.parametrize("setting, steps, message", [
     (Setting(depth=1024), 0, "1025 positions do not fit"),
     (Setting(depth=1000), 24, "1025 positions"),
-    (Setting(rows=513), 0, "1 to 512 rows"),
+    (Setting(rows=2049), 0, "1 to 2048 rows"),
 ])
 def test_what_does_not_fit_is_said(planner, setting, steps, message):
     with pytest.raises(LlamaGraphError, match=message):
@@ -173,7 +173,7 @@ def test_another_topology_is_another_executable(planner):
     assert not d.topology_equal and not d.changed and "another executable" in d.update
     few, chain = gpu(), gpu()
     d = compare(inspect(few, Setting(rows=2)), inspect(chain, Setting()))
-    assert "blk.0.attn_qkv" in d.only_b and "blk.0.attn_q" in d.only_a and not d.sent
+    assert "blk.0.attn_output.x" in d.only_a and "blk.0.ffn_norm" in d.only_a and not d.sent
 
 
 def test_words_of_a_setting():

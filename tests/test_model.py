@@ -255,21 +255,21 @@ def test_programs_are_made_before_the_first_token(tmp_path):
 def test_programs_of_row_counts(tmp_path):
     file = tiny_model(tmp_path / "m.gguf")
     with llamagraph.open(file, mode="build", device=CpuDevice()) as model:
-        model.generate("x").prepare([1, 7, 8, 512])
+        model.generate("x").prepare([1, 7, 8, 2048])
         assert [e.program.key for e in model.runner.executors.values()] == [
             StepKey(1, "last", sampler="chain"), StepKey(8, "last", sampler="chain"),
-            StepKey(512, "none", sampler="chain"), StepKey(512, "last", sampler="chain")]
+            StepKey(2048, "none", sampler="chain"), StepKey(2048, "last", sampler="chain")]
         model.generate("x", grammar='root ::= "a"').prepare([1])
         assert model.runner.executors.values()[-1].program.key.sampler == "host"
         model.runner.executors.limit = 4
         model.runner.prepare([StepKey(32), StepKey(1)])
         assert len(model.runner.executors) == 4
-        with pytest.raises(LlamaGraphError, match="--graph-prepare 513: a step has 1 to 512 rows"):
-            model.generate("x").prepare([513])
+        with pytest.raises(LlamaGraphError, match="2049: a step has 1 to 2048 rows"):
+            model.generate("x").prepare([2049])
 
 
 @pytest.mark.parametrize("n_prompt, rows", [(1, [1]), (5, [8, 1]), (512, [512, 1]),
-                                            (1100, [512, 128, 1])])
+                                            (2100, [2048, 64, 1])])
 def test_the_usual_programs_are_those_that_prefill_and_decode_take(n_prompt, rows):
     keys = usual_keys(n_prompt, "chain")
     assert [k.rows for k in keys] == rows and all(k.sampler == "chain" for k in keys)

@@ -93,8 +93,8 @@ def test_generation_follows_the_logits(tmp_path, arch):
 
 
 def test_a_sliding_window_uses_its_slots_in_a_ring(tmp_path):
-    path = tiny_model(tmp_path / "m.gguf", "gemma3", n_ctx=1000, n_layer=2)
-    runner, tokens = runner_of(path), np.random.default_rng(4).integers(0, N_VOCAB, 900).tolist()
-    assert runner.kv.layers[0].k.shape[0] == 768
+    path = tiny_model(tmp_path / "m.gguf", "gemma3", n_ctx=4000, n_layer=2)
+    runner, tokens = runner_of(path), np.random.default_rng(4).integers(0, N_VOCAB, 2700).tolist()
+    assert runner.kv.layers[0].k.shape[0] == 2304
     expected = PlainModel(path).logits(tokens)
     assert relative(runner.logits(tokens), expected) < 2e-5

@@ -72,8 +72,8 @@ device_options = grouped(
 )
 load_options = grouped(
     click.option("-ub", "--ubatch-size", "n_ubatch", metavar="N", type=click.IntRange(min=1),
-                 default=512, show_default=True, envvar="LLAMAGRAPH_ARG_UBATCH",
-                 help="Most tokens of the prompt that a step reads; 512 is the largest step."),
+                 default=2048, show_default=True, envvar="LLAMAGRAPH_ARG_UBATCH",
+                 help="Most tokens of the prompt that a step reads; 2048 is the largest step."),
     click.option("-b", "--batch-size", "n_batch", metavar="N", type=click.IntRange(min=1),
                  default=2048, show_default=True, envvar="LLAMAGRAPH_ARG_BATCH",
                  help="As -ub where it is smaller; there is one sequence alone."),

@@ -12,7 +12,17 @@ import numpy as np
 
 from llamagraph.kernels.examples import random_weight
 from llamagraph.kernels.layouts import Weight, tile_constants, tiles_of, type_of
-from llamagraph.program.launch import Buffer, Geometry, In, InOut, Out, Traffic, Work, kernel
+from llamagraph.program.launch import (
+    Buffer,
+    Geometry,
+    In,
+    InOut,
+    Out,
+    Traffic,
+    Work,
+    kernel,
+    product_flops,
+)
 from llamagraph.program.tape import Tape
 from llamagraph.program.target import Target
 
@@ -55,9 +65,10 @@ def shared_bytes(weight: Buffer, tile: Tile) -> int:
 def choose_tile(target: Target, weight: Buffer, rows: int) -> tuple[Tile, str]:
     """The largest tile that keeps three quarters of the multiprocessors busy, and the reason."""
     n_out = weight.shape[0]
-    tiles = [t for t in FEW_TILES if t.rows >= rows] or TILES
+    few = [t for t in FEW_TILES if t.rows >= rows]
+    tiles = few or [t for t in TILES if t.rows <= rows]
     fitting = [t for t in tiles if shared_bytes(weight, t) <= target.shared_per_block]
-    if tiles is not TILES:
+    if few:
         return fitting[0], f"up to {fitting[0].rows} rows: {fitting[0].warps} warps share columns"
     for tile in fitting:
         x, y, _ = tile.blocks(rows, n_out)
@@ -82,6 +93,10 @@ def _cost(work: Work, weight: Buffer, x: Buffer, n_rows, out, n_in: int, n_out: 
           **constants) -> Traffic:
     n = min(work.n_rows, x.shape[0])
     return Traffic(weight.n_bytes + 4 * n * n_in, 4 * n * n_out)
+
+
+def _flops(work: Work, weight: Buffer, x: Buffer, *rest, **constants) -> int:
+    return product_flops(min(work.n_rows, x.shape[0]), weight)
 
 
 _EXAMPLES = (  # type, layout, outputs, columns, rows, true rows, tile
@@ -128,7 +143,7 @@ def product_f16(weight: np.ndarray, x: np.ndarray) -> np.ndarray:
     return x @ weight.T
 
 
-@kernel("gemm.cu", geometry=_geometry, cost=_cost, example=_example)
+@kernel("gemm.cu", geometry=_geometry, cost=_cost, flops=_flops, example=_example)
 def gemm_rows(weight: In, x: In, n_rows: In, out: Out, n_in: int, n_out: int, *, TYPE: str,
               UNIT: int, RW: int, TILE_OUT: int, TILE_ROWS: int, WARPS: int) -> None:
     """out = x @ weight.T. weight: (n_out, n_in) in tiles; x: (rows, n_in); out: (rows, n_out)."""
@@ -136,7 +151,7 @@ def gemm_rows(weight: In, x: In, n_rows: In, out: Out, n_in: int, n_out: int, *,
     out[:n] = product_f16(weight, x[:n])
 
 
-@kernel("gemm.cu", geometry=_geometry, cost=_cost, example=_add_example)
+@kernel("gemm.cu", geometry=_geometry, cost=_cost, flops=_flops, example=_add_example)
 def gemm_add(weight: In, x: In, n_rows: In, hidden: InOut, n_in: int, n_out: int, *, TYPE: str,
              UNIT: int, RW: int, TILE_OUT: int, TILE_ROWS: int, WARPS: int) -> None:
     """hidden += x @ weight.T, shapes as in `gemm_rows`."""

@@ -3,9 +3,9 @@
 import numpy as np
 
 from llamagraph.kernels.copy import copy_launch
-from llamagraph.kernels.linear import linear, norm_linear
+from llamagraph.kernels.linear import linear, norm_linear, normed
 from llamagraph.kernels.loop import repeat
-from llamagraph.kernels.norm import norm, norm_last
+from llamagraph.kernels.norm import norm_last
 from llamagraph.kernels.sample import choose
 from llamagraph.kernels.step import end_step
 from llamagraph.program.launch import Buffer, Geometry, In, InOut, Traffic, Work, kernel
@@ -47,7 +47,8 @@ def head(tape: Tape, hidden: Buffer, output_norm: Weights, output: Weights, eps:
     if hidden.shape[0] == 1:
         logits = norm_linear(tape, hidden, output_norm, output, eps)
     else:
-        x = (norm_last if one_row else norm)(tape, hidden, output_norm, eps)
+        x = (norm_last(tape, hidden, output_norm, eps) if one_row
+             else normed(tape, hidden, output_norm, eps, output.weight))
         logits = linear(tape, x, output, n_rows)
     if softcap:
         tape.launch(cap_logits, n_rows, logits, softcap, logits.shape[1], label="logit_softcap")

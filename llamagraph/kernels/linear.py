@@ -2,12 +2,13 @@
 
 numpy has a product and a sum, which have no entry in `csrc/`. On a GPU one row goes through the
 kernels of `gemv.py`, which take in the norm before and the addition behind, many rows through
-`gemm.py`.
+`gemm_hopper.py`, or `gemm.py` where that has no kernel.
 """
 
 import numpy as np
 
 from llamagraph.kernels.gemm import gemm
+from llamagraph.kernels.gemm_hopper import gemm_hopper, three
 from llamagraph.kernels.gemv import (
     constants,
     fuses,
@@ -18,10 +19,22 @@ from llamagraph.kernels.gemv import (
     gemv_norm_qkv_bias,
     qkv_constants,
 )
-from llamagraph.kernels.layouts import conversion, type_of
-from llamagraph.kernels.norm import norm
+from llamagraph.kernels.layouts import conversion, shared_layout, type_of
+from llamagraph.kernels.norm import norm, norm_panels
+from llamagraph.kernels.panels import pack, rows_of
 from llamagraph.kernels.shares import fits
-from llamagraph.program.launch import Buffer, Geometry, In, InOut, Out, Traffic, Work, kernel
+from llamagraph.kernels.warp_groups import takes
+from llamagraph.program.launch import (
+    Buffer,
+    Geometry,
+    In,
+    InOut,
+    Out,
+    Traffic,
+    Work,
+    kernel,
+    product_flops,
+)
 from llamagraph.program.tape import Tape
 from llamagraph.program.weights import Weights
 
@@ -40,6 +53,10 @@ def _cost(work: Work, weight: Buffer, x: Buffer, n_rows, out: Buffer) -> Traffic
     return Traffic(weight.n_bytes + n * x.shape[1] * 4, n * weight.shape[0] * 4)
 
 
+def _flops(work: Work, weight: Buffer, x: Buffer, *rest) -> int:
+    return product_flops(min(work.n_rows, x.shape[0]), weight)
+
+
 def _bias_geometry(target, bias: Buffer, n_rows, out: Buffer, *, WIDTH: int) -> Geometry:
     return Geometry((out.shape[0], 1, 1), 256)
 
@@ -51,14 +68,14 @@ def _bias_example(rng):
         yield (bias, np.array([n_rows], np.int32), out), {"WIDTH": width}
 
 
-@kernel("", geometry=_geometry, cost=_cost)
+@kernel("", geometry=_geometry, cost=_cost, flops=_flops)
 def linear_rows(weight: In, x: In, n_rows: In, out: Out) -> None:
     """out = x @ weight.T. weight: (n_out, n_in); x: (rows, n_in); out: (rows, n_out)."""
     n = n_rows[0]
     out[:n] = _product(weight, x[:n])
 
 
-@kernel("", geometry=_geometry, cost=_cost)
+@kernel("", geometry=_geometry, cost=_cost, flops=_flops)
 def linear_add(weight: In, x: In, n_rows: In, hidden: InOut) -> None:
     """hidden += x @ weight.T, shapes as in `linear_rows`."""
     n = n_rows[0]
@@ -73,12 +90,23 @@ def add_bias(bias: In, n_rows: In, out: InOut, *, WIDTH: int) -> None:
 
 def one_row(tape: Tape, x: Buffer, *weights: Buffer) -> bool:
     """Whether a GPU multiplies x (1, n_in) with the weights by the kernels for one row."""
-    return tape.target.is_cuda and x.shape[0] == 1 and fits(tape.target, weights)
+    return tape.target.is_cuda and rows_of(x) == 1 and fits(tape.target, weights)
+
+
+def from_panels(tape: Tape, rows: int, *weights: Buffer) -> bool:
+    """Whether so many rows meet the weights in panels."""
+    return all(takes(tape.target, w, rows) for w in weights)
+
+
+def normed(tape: Tape, hidden: Buffer, w: Weights, eps: float, *weights: Buffer) -> Buffer:
+    """norm(hidden) for products with the weights: in panels if all of them take those."""
+    in_panels = from_panels(tape, hidden.shape[0], *weights)
+    return (norm_panels if in_panels else norm)(tape, hidden, w, eps)
 
 
 def _multiply(tape: Tape, weight: Buffer, x: Buffer, n_rows: Buffer, out: Buffer, label: str,
               add: bool) -> None:
-    """out = x @ weight.T, or out += it."""
+    """out = x @ weight.T, or out += it. x: rows of floats, or panels if the weight takes them."""
     if not tape.target.is_cuda:
         tape.launch(linear_add if add else linear_rows, weight, x, n_rows, out, label=label,
                     variant=weight.dtype, reason="one kernel for every type")
@@ -87,6 +115,9 @@ def _multiply(tape: Tape, weight: Buffer, x: Buffer, n_rows: Buffer, out: Buffer
         chosen = gemv_add(**how, ADD=1) if add else gemv(**how)
         tape.launch(chosen, weight, x, out, label=label, variant=type_of(weight),
                     reason=reason("one row", weight))
+    elif from_panels(tape, rows_of(x), weight):
+        x = x if x.dtype == "F16" else pack(tape, x, n_rows, label)
+        gemm_hopper(tape, weight, x, n_rows, out, label, add=add)
     else:
         gemm(tape, weight, x, n_rows, out, label, add=add)
 
@@ -108,7 +139,7 @@ def _label(w: Weights) -> str:
 def linear(tape: Tape, x: Buffer, w: Weights, n_rows: Buffer | None = None) -> Buffer:
     """x @ w.T (+ bias) for every row: (rows, n_out)."""
     n_rows = n_rows or tape.io["n_rows"]
-    out = tape.scratch(_label(w), x.shape[0], w.weight.shape[0])
+    out = tape.scratch(_label(w), rows_of(x), w.weight.shape[0])
     _multiply(tape, w.weight, x, n_rows, out, _label(w), add=False)
     _bias(tape, w, n_rows, out)
     return out
@@ -123,7 +154,7 @@ def linear_residual(tape: Tape, x: Buffer, w: Weights, hidden: Buffer) -> None:
 def norm_linear(tape: Tape, hidden: Buffer, norm_w: Weights, w: Weights, eps: float) -> Buffer:
     """norm(hidden) @ w.T (+ bias) for every row: (rows, n_out)."""
     if not one_row(tape, hidden, w.weight):
-        return linear(tape, norm(tape, hidden, norm_w, eps), w)
+        return linear(tape, normed(tape, hidden, norm_w, eps, w.weight), w)
     out = tape.scratch(_label(w), 1, w.weight.shape[0])
     how = constants(tape.target, [w.weight])
     tape.launch(gemv_norm(**how, NORM=1), w.weight, hidden, norm_w.weight, out, eps,
@@ -133,13 +164,25 @@ def norm_linear(tape: Tape, hidden: Buffer, norm_w: Weights, w: Weights, eps: fl
     return out
 
 
+def _qkv_of_rows(tape: Tape, x: Buffer, *parts: Weights) -> tuple[Buffer, Buffer, Buffer]:
+    """q, k and v of several normed rows."""
+    weights = [p.weight for p in parts]
+    if x.dtype != "F16" or not shared_layout(weights[:2]):
+        q, k, v = (linear(tape, x, p) for p in parts)
+        return q, k, v
+    q, k, v = outs = tuple(tape.scratch(_label(p), rows_of(x), p.weight.shape[0]) for p in parts)
+    three(tape, weights, x, outs, "attn_qkv")
+    for p, out in zip(parts, outs, strict=True):
+        _bias(tape, p, tape.io["n_rows"], out)
+    return q, k, v
+
+
 def qkv(tape: Tape, hidden: Buffer, w: Weights, eps: float) -> tuple[Buffer, Buffer, Buffer]:
     """q, k and v of norm(hidden), with their biases: each (rows, its heads * head_dim)."""
     parts = (w.attn_q, w.attn_k, w.attn_v)
     weights = tuple(p.weight for p in parts)
     if not one_row(tape, hidden, *weights):
-        x = norm(tape, hidden, w.attn_norm, eps)
-        return linear(tape, x, parts[0]), linear(tape, x, parts[1]), linear(tape, x, parts[2])
+        return _qkv_of_rows(tape, normed(tape, hidden, w.attn_norm, eps, *weights), *parts)
     biases = tuple(p.bias for p in parts)
     if not fuses(tape.target, *weights) or len({b is None for b in biases}) > 1:
         q, k, v = (norm_linear(tape, hidden, w.attn_norm, p, eps) for p in parts)

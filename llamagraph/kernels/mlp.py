@@ -3,10 +3,19 @@
 import numpy as np
 
 from llamagraph.kernels.activations import ACTIVATIONS
+from llamagraph.kernels.gemm_hopper import gated, gates
 from llamagraph.kernels.gemv import constants, gemv_norm_gated
 from llamagraph.kernels.layouts import shared_layout, type_of
-from llamagraph.kernels.linear import linear, linear_residual, one_row, reason
-from llamagraph.kernels.norm import norm, norm_add
+from llamagraph.kernels.linear import (
+    from_panels,
+    linear,
+    linear_residual,
+    normed,
+    one_row,
+    reason,
+)
+from llamagraph.kernels.norm import norm_add
+from llamagraph.kernels.panels import COLUMNS, in_panels, panels
 from llamagraph.program.launch import Buffer, Geometry, In, Out, kernel
 from llamagraph.program.tape import Tape
 from llamagraph.program.weights import Weights
@@ -32,9 +41,25 @@ def gate_act(gate: In, up: In, n_rows: In, out: Out, *, ACT: str, WIDTH: int) ->
     np.multiply(ACTIVATIONS[ACT](gate[:n]), up[:n], out=out[:n])
 
 
+def _panels_example(rng):
+    for (gate, up, n_rows, _), how in _example(rng):
+        if gate.shape[1] % COLUMNS == 0:
+            out = np.empty((gate.shape[1] // COLUMNS, len(gate), COLUMNS), np.float16)
+            yield (gate, up, n_rows, out), how
+
+
+@kernel("mlp.cu", geometry=_geometry, example=_panels_example)
+def gate_act_panels(gate: In, up: In, n_rows: In, out: Out, *, ACT: str, WIDTH: int) -> None:
+    """As `gate_act`, into panels: F16 (n_ff / 64, rows, 64)."""
+    n = n_rows[0]
+    out[:, :n] = in_panels(ACTIVATIONS[ACT](gate[:n]) * up[:n])
+
+
 def _gated(tape: Tape, hidden: Buffer, w: Weights, eps: float, act: str) -> Buffer:
-    """act(gate(norm(hidden))) * up(norm(hidden)): (rows, n_ff)."""
+    """act(gate(norm(hidden))) * up(norm(hidden)): (rows, n_ff), or panels if ffn_down has them."""
     gate, up = w.ffn_gate, w.ffn_up
+    if from_panels(tape, hidden.shape[0], w.ffn_down.weight):
+        return _gated_panels(tape, hidden, w, eps, act)
     out = tape.scratch("ffn_act", hidden.shape[0], gate.weight.shape[0])
     if (one_row(tape, hidden, gate.weight) and shared_layout((gate.weight, up.weight))
             and gate.bias is None and up.bias is None):
@@ -44,8 +69,20 @@ def _gated(tape: Tape, hidden: Buffer, w: Weights, eps: float, act: str) -> Buff
                     variant=f"{type_of(gate.weight)} {act}",
                     reason=reason("one row: norm, gate, up and act in a launch", gate.weight))
         return out
-    x = norm(tape, hidden, w.ffn_norm, eps)
+    x = normed(tape, hidden, w.ffn_norm, eps, gate.weight, up.weight)
     tape.launch(gate_act(ACT=act, WIDTH=out.shape[1]), linear(tape, x, gate),
+                linear(tape, x, up), tape.io["n_rows"], out, label="ffn_act", variant=act)
+    return out
+
+
+def _gated_panels(tape: Tape, hidden: Buffer, w: Weights, eps: float, act: str) -> Buffer:
+    gate, up = w.ffn_gate, w.ffn_up
+    x = normed(tape, hidden, w.ffn_norm, eps, gate.weight, up.weight)
+    out = panels(tape, "ffn_act", hidden.shape[0], gate.weight.shape[0])
+    if x.dtype == "F16" and gates(gate.weight, up.weight) and gate.bias is up.bias is None:
+        gated(tape, gate.weight, up.weight, x, out, act)
+        return out
+    tape.launch(gate_act_panels(ACT=act, WIDTH=gate.weight.shape[0]), linear(tape, x, gate),
                 linear(tape, x, up), tape.io["n_rows"], out, label="ffn_act", variant=act)
     return out
 

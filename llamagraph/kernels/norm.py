@@ -5,6 +5,7 @@ y = x / sqrt(mean(x^2) + eps) * weight  (Zhang and Sennrich, arXiv:1910.07467)
 
 import numpy as np
 
+from llamagraph.kernels.panels import COLUMNS, in_panels, panels
 from llamagraph.program.launch import Buffer, Geometry, In, InOut, Out, kernel
 from llamagraph.program.tape import Tape
 from llamagraph.program.weights import Weights
@@ -36,6 +37,13 @@ def _example(rng):
         yield (x, weight, n, np.empty_like(x), 1e-5), {"WIDTH": width}
 
 
+def _panels_example(rng):
+    for (x, weight, n_rows, _, eps), constants in _example(rng):
+        if x.shape[1] % COLUMNS == 0:
+            out = np.empty((x.shape[1] // COLUMNS, len(x), COLUMNS), np.float16)
+            yield (x, weight, n_rows, out, eps), constants
+
+
 def _last_example(rng):
     for (x, weight, n_rows, out, eps), constants in _example(rng):
         yield (x, weight, n_rows, np.empty_like(out[:1]), eps), constants
@@ -59,6 +67,13 @@ def rms_norm(x: In, weight: In, n_rows: In, out: Out, eps: float, *, WIDTH: int)
     """x, out: (rows, n_embd); weight: (n_embd,)."""
     n = n_rows[0]
     out[:n] = _normed(x[:n], weight, eps)
+
+
+@kernel("norm.cu", geometry=_row_blocks, example=_panels_example)
+def rms_norm_panels(x: In, weight: In, n_rows: In, out: Out, eps: float, *, WIDTH: int) -> None:
+    """As `rms_norm`, into panels: F16 (n_embd / 64, rows, 64)."""
+    n = n_rows[0]
+    out[:, :n] = in_panels(_normed(x[:n], weight, eps))
 
 
 @kernel("norm.cu", geometry=_one_block, example=_last_example)
@@ -87,6 +102,14 @@ def norm(tape: Tape, x: Buffer, w: Weights, eps: float) -> Buffer:
     out = tape.scratch(_label(w), *x.shape)
     tape.launch(rms_norm(WIDTH=x.shape[1]), x, w.weight, tape.io["n_rows"], out, eps,
                 label=_label(w))
+    return out
+
+
+def norm_panels(tape: Tape, x: Buffer, w: Weights, eps: float) -> Buffer:
+    """RMS norm of every row, in panels."""
+    out = panels(tape, _label(w), *x.shape)
+    tape.launch(rms_norm_panels(WIDTH=x.shape[1]), x, w.weight, tape.io["n_rows"], out, eps,
+                label=_label(w), variant="panels")
     return out
 
 

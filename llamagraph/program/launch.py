@@ -122,9 +122,10 @@ class Kernel:
 
     `reference` has the kernel's parameters, in order; its keyword-only parameters are the
     compile-time constants (`-DNAME=value`). `geometry(target, *args, **constants)` places the
-    work, `cost(work, *args, **constants)` counts bytes, `example(rng)` yields valid random
-    inputs: `(args, constants)` with numpy arrays, numbers and weights. `arch` is the only
-    architecture that can run it, if there is but one.
+    work, `cost(work, *args, **constants)` counts bytes, `flops`, called alike, the multiplications
+    and additions of products with weights; `example(rng)` yields valid random inputs: `(args,
+    constants)` with numpy arrays, numbers and weights. `arch` is the only architecture that can
+    run it, if there is but one.
     """
 
     name: str
@@ -133,6 +134,7 @@ class Kernel:
     reference: Callable[..., None] = field(compare=False, kw_only=True)
     geometry: Callable[..., Geometry] = field(compare=False, kw_only=True)
     cost: Callable[..., Traffic] | None = field(compare=False, kw_only=True)
+    flops: Callable[..., int] | None = field(default=None, compare=False, kw_only=True)
     example: Callable[[Any], Iterator[tuple[tuple, dict]]] | None = field(
         compare=False, kw_only=True
     )
@@ -152,6 +154,11 @@ class Kernel:
         return Traffic(read, written)
 
 
+def product_flops(n_rows: int, *weights: Buffer) -> int:
+    """Multiplications and additions of rows with matrices."""
+    return 2 * n_rows * sum(math.prod(w.shape) for w in weights)
+
+
 def parameters(reference: Callable[..., None]) -> tuple[Param, ...]:
     """The roles and types of a reference's positional parameters."""
     params = []
@@ -169,6 +176,7 @@ def kernel(
     *,
     geometry: Callable[..., Geometry],
     cost: Callable[..., Traffic] | None = None,
+    flops: Callable[..., int] | None = None,
     example: Callable[[Any], Iterator[tuple[tuple, dict]]] | None = None,
     arch: str = "",
 ) -> Callable[[Callable[..., None]], Kernel]:
@@ -177,7 +185,7 @@ def kernel(
     def decorate(reference: Callable[..., None]) -> Kernel:
         return Kernel(
             reference.__name__, source, reference=reference, geometry=geometry, cost=cost,
-            example=example, params=parameters(reference), arch=arch,
+            flops=flops, example=example, params=parameters(reference), arch=arch,
         )
 
     return decorate
@@ -242,6 +250,11 @@ class Launch:
 
     def traffic(self, work: Work) -> Traffic:
         return self.kernel.traffic(work, self.args)
+
+    def flops(self, work: Work) -> int:
+        """Multiplications and additions of the launch's products with weights."""
+        count = self.kernel.flops
+        return count(work, *self.args, **dict(self.kernel.constants)) if count else 0
 
 
 @dataclass(frozen=True)
