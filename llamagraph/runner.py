@@ -85,6 +85,7 @@ class Runner(TokenSequence):
             memory.upload(buffer, tables[name] if name in tables else _raw(file, name), tiler)
         progress("load", total, total)
         memory.write(self.io["one"], [1])
+        memory.write(self.io["sampler_ints"], np.zeros(self.io["sampler_ints"].shape, np.int32))
         memory.write(self.io["counters"], np.zeros(self.io["counters"].shape, np.uint32))
         self.reset()
 
