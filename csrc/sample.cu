@@ -50,16 +50,37 @@ __device__ Key block_best(Key key) {
     return key;
 }
 
+// Reads n logits and adds the bias. Without any a thread may use at once what it has read itself.
+__device__ void read_slice(float* slice, const float* logits, int first, int n, const int* ids,
+                           const float* values, int n_bias) {
+#pragma unroll
+    for (int j = 0; j < SLICE; j += THREADS) {
+        int i = j + threadIdx.x;
+        if (i < n) slice[i] = __ldcg(logits + first + i);
+    }
+    if (n_bias == 0) return;
+    __syncthreads();
+    for (int i = threadIdx.x; i < n_bias; i += THREADS) {
+        int at = ids[i] - first;
+        if (at >= 0 && at < n) slice[at] += values[i];
+    }
+    __syncthreads();
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
-choose_greedy(const float* logits, Key* partials, unsigned* counters, int* pos, int* n_rows,
+choose_greedy(const float* logits, const SamplerInts* sampler_ints, const int* bias_ids,
+              const float* bias_values, Key* partials, unsigned* counters, int* pos, int* n_rows,
               int* tokens, int* published, int n_vocab) {
+    __shared__ float slice[SLICE];
     pdl_launch_dependents();
     pdl_wait();
+    const int first = blockIdx.x * SLICE, n = min(SLICE, n_vocab - first);
+    read_slice(slice, logits, first, n, bias_ids, bias_values, sampler_ints->n_bias);
     Key best = 0;
 #pragma unroll
-    for (int i = 0; i < SLICE; i += THREADS) {
-        int id = blockIdx.x * SLICE + i + threadIdx.x;
-        if (id < n_vocab) best = max(best, key_of(__ldcg(logits + id), id));
+    for (int j = 0; j < SLICE; j += THREADS) {
+        int i = j + threadIdx.x;
+        if (i < n) best = max(best, key_of(slice[i], first + i));
     }
     best = block_best(best);
     if (threadIdx.x == 0) partials[blockIdx.x] = best;
@@ -120,17 +141,6 @@ __device__ void k_best(int n, Get get, int k, Key* list, Key* best) {
     __syncthreads();
 }
 
-// ---- Bias and penalties of a slice ----
-
-__device__ void add_bias(float* slice, int first, int n, const int* ids, const float* values,
-                         int n_bias) {
-    for (int i = threadIdx.x; i < n_bias; i += THREADS) {
-        int at = ids[i] - first;
-        if (at >= 0 && at < n) slice[at] += values[i];
-    }
-    __syncthreads();
-}
-
 // The penalties for the tokens of the window; `counts` is room for one number a logit.
 __device__ void penalise(float* slice, int* counts, int first, int n, const int* window,
                          int n_window, const SamplerFloats& s) {
@@ -171,13 +181,8 @@ choose_chain(const float* logits, const SamplerFloats* sampler_floats,
     const int k = greedy ? 1 : ints.top_k > 0 ? min(ints.top_k, MAX_TOP_K) : MAX_TOP_K;
 
     const int first = blockIdx.x * SLICE, n = min(SLICE, n_vocab - first);
-#pragma unroll
-    for (int j = 0; j < SLICE; j += THREADS) {
-        int i = j + threadIdx.x;
-        if (i < n) slice[i] = __ldcg(logits + first + i);
-    }
+    read_slice(slice, logits, first, n, bias_ids, bias_values, ints.n_bias);
     __syncthreads();
-    if (ints.n_bias > 0) add_bias(slice, first, n, bias_ids, bias_values, ints.n_bias);
     const int n_window = ints.repeat_last_n < 0 ? where : min(where, ints.repeat_last_n);
     const bool penalties =
         s.repeat_penalty != 1 || s.presence_penalty != 0 || s.frequency_penalty != 0;

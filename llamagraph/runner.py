@@ -50,14 +50,23 @@ class Runner(TokenSequence):
                  type_k: str | None = None, type_v: str | None = None):
         planner = Planner(file, device.target, n_ctx, type_k, type_v)
         super().__init__(device, planner.io, planner.n_ctx)
-        self.mode, self._warn, self._asked = mode, warn, n_ctx
+        self._warn, self._asked = warn, n_ctx
         self.most_rows = min(n_ubatch, ROW_BUCKETS[-1])
         self.plan, self.config, self.n_vocab = planner.plan, planner.config, planner.n_vocab
         self.kv, self.weights = planner.kv, planner.weights
         self._load(file, planner, progress or (lambda *_: None))
-        self.executors = ExecutorCache(self._executor)
+        self._caches: dict[str, ExecutorCache] = {}
+        self._instead: dict[str, str] = {}  # of modes that the device has refused
+        self.use(mode)
         self._planned: dict[StepKey, Program] = {}  # whose executors are about to be made
         self._open = True
+
+    def use(self, mode: str) -> None:
+        """Runs steps in that mode from here on; other modes' executors can be used again."""
+        self.executors = self._caches.setdefault(mode, ExecutorCache(self._executor))
+        while mode in self._instead:
+            mode = self._instead[mode]
+        self.mode = mode
 
     def _load(self, file: GGUFFile, planner: Planner, progress: Progress) -> None:
         memory, total, scratch = self.device.memory, planner.weights_bytes, planner.scratch_bytes()
@@ -76,6 +85,7 @@ class Runner(TokenSequence):
             memory.upload(buffer, tables[name] if name in tables else _raw(file, name), tiler)
         progress("load", total, total)
         memory.write(self.io["one"], [1])
+        memory.write(self.io["sampler_ints"], np.zeros(self.io["sampler_ints"].shape, np.int32))
         memory.write(self.io["counters"], np.zeros(self.io["counters"].shape, np.uint32))
         self.reset()
 
@@ -109,12 +119,8 @@ class Runner(TokenSequence):
         except (DeviceError, MemoryLimitError) as error:
             if self.mode == "stream":
                 raise
-            if self.mode == "loop":
-                self._end_loops(str(error))
-                return self._executor(key, old)
-            self._warn(f"no graphs: {error}; launching one by one")
-            self.mode = "stream"
-            return EXECUTORS[self.mode](self.device, program, vars)
+            self._give_up(error)
+            return self._executor(key, old)
 
     def _program(self, key: StepKey) -> Program:
         """The key's, which repeats itself only where there are loops."""
@@ -123,12 +129,15 @@ class Runner(TokenSequence):
     def _loops(self) -> bool:
         """Whether decode steps repeat themselves; asked before a kernel of theirs is loaded."""
         if self.mode == "loop" and self.device.graphs.no_loop:
-            self._end_loops(self.device.graphs.no_loop)
+            self._give_up(self.device.graphs.no_loop)
         return self.mode == "loop"
 
-    def _end_loops(self, why: str) -> None:
-        self._warn(f"no loop: {why}; launching a graph a token")
-        self.mode = "capture"
+    def _give_up(self, why: object) -> None:
+        """Runs steps in a simpler mode from here on, and says so."""
+        what, instead, how = (("loop", "capture", "a graph a token") if self.mode == "loop"
+                              else ("graphs", "stream", "one by one"))
+        self._warn(f"no {what}: {why}; launching {how}")
+        self._instead[self.mode], self.mode = instead, instead
 
     def prepare(self, keys: Sequence[StepKey], kv_len: int = 1) -> None:
         """Makes the executors of these programs, for steps at about that KV length.
@@ -274,10 +283,11 @@ class Runner(TokenSequence):
         self._published[self.n_past] = token + 1
 
     def close_executors(self) -> None:
-        """All of them, once nothing runs any more; a step makes the one that it needs anew."""
-        if len(self.executors):  # else nothing runs
+        """All modes', once nothing runs any more; a step makes the one that it needs anew."""
+        if any(map(len, self._caches.values())):  # else nothing runs
             self._stop_loop()
-        self.executors.close()
+        for cache in self._caches.values():
+            cache.close()
 
     def close(self) -> None:
         """Frees all, after the step that runs; again it does nothing."""

@@ -150,14 +150,14 @@ class SamplingParams:
         return replace(self, **off, samplers=tuple(active))
 
     def sampler(self, target: Target, n_vocab: int) -> str:
-        """The sampler of the StepKey: greedy where nothing can change the order of logits.
+        """The sampler of the StepKey: greedy where nothing but a bias can change the order.
 
         A chain is for the device where its own order gives the same.
         """
         p = self.chain()
         plain = p.mirostat == 0 and p.adaptive_target < 0 and p.dynatemp_range <= 0
         plain = plain and p.thinking is None
-        if plain and p.temp <= 0 and not p.logit_bias and set(p.samplers) <= GREEDY:
+        if plain and p.temp <= 0 and set(p.samplers) <= GREEDY:
             return "greedy"
         in_order = [name for name in DEVICE if name in p.samplers] == list(p.samplers)
         fits = not target.is_cuda or device_can(p, n_vocab)

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 
 import pytest
 
@@ -50,3 +51,15 @@ def model_path():
         return found
 
     return path
+
+
+@pytest.fixture(params=[(1600, 900), (800, 600)], ids=["large", "small"])
+def browser(request):
+    """A browser at two sizes of its window."""
+    from browser import Browser
+
+    if not shutil.which("chromedriver") or not shutil.which("chromium"):
+        pytest.skip("chromium and chromedriver are not installed")
+    made = Browser(*request.param)
+    yield made
+    made.close()

@@ -1,27 +1,24 @@
 """The bench: its cases, its arithmetic, and results that agree with the model and each other."""
 
-import json
 import re
-from dataclasses import asdict
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from third_device import ListDevice
 from tiny import tiny_model
 
-from llamagraph.bench import (
+import llamagraph
+from llamagraph.bench import bench, random_tokens
+from llamagraph.bench_facts import build
+from llamagraph.bench_result import (
     Case,
     Result,
     Step,
     against_floor,
-    bench,
     cases_of,
     latencies,
-    random_tokens,
     speeds,
 )
-from llamagraph.cli import cli
 from llamagraph.devices.cpu import CpuDevice
 from llamagraph.errors import LlamaGraphError
 from llamagraph.execute import EXECUTORS
@@ -30,6 +27,17 @@ from llamagraph.gguf.synthetic import Shape, SyntheticFile
 from llamagraph.kernels.probe import fill_words, read_all, read_bandwidth
 
 LAYERS = 2
+RESULT = Result(  # as it might be, for arithmetic
+    build_commit="0123456", build_number=7, cpu_info="a CPU", gpu_info="a GPU", backends="CUDA",
+    model_filename="m.gguf", model_type="llama 1B Q4_K", model_size=10**9, model_n_params=10**9,
+    n_batch=2048, n_ubatch=512, n_threads=1, type_k="f16", type_v="f16", flash_attn=-1,
+    devices="auto", n_prompt=0, n_gen=100, n_depth=0, test_time="2026-01-02T03:04:05Z",
+    avg_ns=10**8, stddev_ns=10**5, avg_ts=1000.0, stddev_ts=1.0, samples_ns=[10**8],
+    samples_ts=[1000.0], graph_mode="stream", avg_ttft_ns=10**7, p50_ns=1e6, p95_ns=1e6,
+    bytes_per_token=1e9, gb_per_s=1e3, pct_of_peak=25.0, host_us_per_token=5.0, node_updates=0,
+    n_nodes=150, capture_ms=1.0, instantiate_ms=2.0, upload_ms=1.0, graph_bytes=0, prepare_ms=4.0,
+    n_launches=150, n_queued=150, read_gb_per_s=4e3, floor_ts=4e3, l2_persist=0, last_token=3,
+)
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +73,11 @@ def test_results_are_consistent_in_every_mode(path):
         assert r.samples_ts == [1e9 * n / ns for ns in r.samples_ns]
         assert r.avg_ts == pytest.approx(np.mean(r.samples_ts))
         assert r.gb_per_s == pytest.approx(r.bytes_per_token * n / np.mean(r.samples_ns))
-        assert r.pct_of_floor == pytest.approx(100 * r.gb_per_s / r.read_gb_per_s)
+        assert r.pct_of_peak == pytest.approx(100 * r.gb_per_s / r.read_gb_per_s)
         assert r.floor_ts == pytest.approx(1e9 * r.read_gb_per_s / r.bytes_per_token)
+        assert r.avg_ttft_ns > 0 and (r.n_gen or r.avg_ttft_ns == r.avg_ns)
+        assert r.n_queued == {"stream": r.n_launches, "partial": 2 * LAYERS + 1,
+                              "loop": 1 / max(1, r.n_gen)}.get(r.graph_mode, 1)
         assert 0 < r.p50_ns <= r.p95_ns and r.host_us_per_token > 0
         assert r.node_updates == 0
         assert r.n_nodes == {"stream": 0, "partial": r.n_launches - LAYERS}.get(
@@ -135,8 +146,9 @@ def test_the_arithmetic():
     assert speeds(1, [7])["stddev_ns"] == 0
     floor = against_floor(10, [10**9], n_bytes=5 * 10**9, bandwidth=2e10)
     assert floor["bytes_per_token"] == 5e8 and floor["gb_per_s"] == 5.0
-    assert floor["pct_of_floor"] == 25.0 and floor["floor_ts"] == 40.0
-    steps = [Step(8, 800, 8000, 1, None), Step(1, 10, 100, 1, None), Step(1, 30, 300, 1, None)]
+    assert floor["pct_of_peak"] == 25.0 and floor["floor_ts"] == 40.0
+    steps = [Step(n_rows, host, 10 * host, 1, 1, None) for n_rows, host in
+             ((8, 800), (1, 10), (1, 30))]
     assert latencies(Case(8, 2), steps)["p50_ns"] == 200
     assert latencies(Case(8, 2), steps)["host_us_per_token"] == 0.02
     assert latencies(Case(8), steps[:1])["p50_ns"] == 1000
@@ -158,62 +170,24 @@ def test_the_probe_gives_its_memory_back():
         assert device.memory.account().get("probe", 0) == 0
 
 
-def invoke(*arguments):
-    return CliRunner().invoke(cli, ["bench", "--device", "cpu", *arguments])
+def test_a_prompt_is_read_in_steps_of_ubatch_rows(path):
+    whole, cut = run(path, [Case(40), Case(40, n_ubatch=16)], repetitions=1)
+    assert whole.last_token == cut.last_token and cut.n_ubatch == 16
+    assert cut.bytes_per_token > whole.bytes_per_token  # the layers are read three times
 
 
-def table(text):
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+def test_the_build_is_the_checkouts_or_the_version(tmp_path):
+    commit, number = build()
+    assert re.fullmatch(r"[0-9a-f]{7,}", commit) and number > 10
+    package = tmp_path / "site" / "llamagraph"  # inside another repository, perhaps
+    assert build(package) == (llamagraph.__version__, 0)
+    (tmp_path / "site" / ".git").mkdir(parents=True)  # one that git cannot read
+    assert build(package) == (llamagraph.__version__, 0)
 
 
-def test_the_table_is_markdown_and_the_facts_are_on_stderr(path):
-    result = invoke("-m", str(path), "-p", "16", "-n", "2-4*2", "-pg", "8,2", "-d", "0,20",
-                    "-r", "1", "--graph-mode", "stream,capture")
-    assert result.exit_code == 0, result.stderr
-    header, rule, *rows = table(result.stdout)
-    assert header == ["model", "size", "params", "backend", "mode", "test", "t/s", "GB/s",
-                      "% floor", "launches", "updates", "prepare ms"]
-    assert all(re.fullmatch("-+:?", cell) for cell in rule)
-    assert {len(row) for row in rows} == {len(header)} and len(set(map(len, result.stdout
-                                                                          .splitlines()))) == 1
-    tests = ["pp16", "tg2", "tg4", "pp8+tg2"]
-    assert [(r[5], r[4]) for r in rows] == [
-        (name + end, mode) for end in ("", " @ d20") for name in tests
-        for mode in ("stream", "capture")
-    ]
-    assert all(re.fullmatch(r"\d+\.\d\d ± 0.00", r[6]) for r in rows)
-    assert "GB/s" in result.stderr and "|" not in result.stderr
-
-
-def test_json_has_every_field(path):
-    result = invoke("-m", str(path), "-p", "0", "-n", "2", "-o", "json")
-    (report,) = json.loads(result.stdout)
-    (expected,) = run(path, [Case(0, 2)])
-    assert list(report) == list(asdict(expected)) and len(report["samples_ns"]) == 2
-    same = ("model_filename", "model_n_params", "backends", "bytes_per_token", "last_token",
-            "n_launches", "type_k", "graph_mode", "cpu_info")
-    assert all(report[name] == getattr(expected, name) for name in same)
-
-
-def test_a_synthetic_model_needs_no_file():
-    result = invoke("--synthetic", "135m:q8_0", "-p", "1", "-n", "0", "-r", "1")
-    (row,) = table(result.stdout)[2:]
-    assert row[0] == "llama 135M Q8_0" and row[1] == "136.40 MiB" and row[5] == "pp1"
-
-
-@pytest.mark.parametrize("arguments, code, message", [
-    (("-m", "/does/not/exist.gguf"), 1, "cannot be read"),
-    (("--synthetic", "3b:q8_0"), 1, "135m, 1b, 8b, 70b"),
-    (("--synthetic", "135m:q8_0", "-m", "x"), 2, "two models"),
-    (("--synthetic", "135m:q8_0", "-p", "0", "-n", "0"), 2, "nothing to measure"),
-    (("-p", "5-2"), 2, "does not reach its end"), (("-p", "0-5*2"), 2, "does not reach its end"),
-    (("-d", "0-9999"), 2, "larger steps"), (("-n", "a"), 2, "'a' is not N"),
-    (("-pg", "5"), 2, "PROMPT,GENERATED"), (("--graph-mode", "stream,loops"), 2, "'loops'"),
-])
-def test_mistakes_end_in_one_line(arguments, code, message):
-    result = invoke(*arguments)
-    text = result.stderr + str(result.exception)
-    assert message in text and "Traceback" not in text
-    assert result.exit_code == code
-    if isinstance(result.exception, LlamaGraphError):
-        assert "\n" not in str(result.exception)
+def test_before_hears_of_every_case_and_a_warm_up_can_be_left_out(path):
+    heard = []
+    cases = cases_of([3], [2], [], [0])
+    (cold, _) = run(path, cases, ["capture"], 1, warmup=False, before=heard.append)
+    assert heard == cases
+    assert cold.n_nodes == cold.n_launches

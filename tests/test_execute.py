@@ -280,3 +280,15 @@ def test_a_refused_capture_falls_back_to_the_stream_and_says_so_once(path):
     assert tokens == run(path, "stream", n=20)[0]
     assert said == ["no graphs: capturing: not permitted; launching one by one"]
     assert runner.mode == "stream"
+
+
+@pytest.mark.parametrize("mode", EXECUTORS)
+def test_a_step_with_the_same_vars_resolves_nothing(path, mode):
+    device = CpuDevice()
+    runner, asked = Runner(GGUFFile(path), device, mode), []
+    runner.prefill([1, 2, 3])
+    runner.step(1, "last", "greedy")
+    known = device.memory.address
+    device.memory.address = lambda buffer: asked.append(buffer) or known(buffer)
+    runner.decode(5)
+    assert asked == []

@@ -10,7 +10,8 @@ import pytest
 from conftest import REPOSITORY
 from tiny import tiny_model
 
-from llamagraph.bench import Case, bench
+from llamagraph.bench import bench
+from llamagraph.bench_result import Case
 from llamagraph.devices.cpu import CpuDevice
 from llamagraph.errors import MemoryLimitError
 from llamagraph.execute import EXECUTORS

@@ -8,10 +8,16 @@ import llamagraph
 
 ROOT = pathlib.Path(llamagraph.__file__).parent
 ARROWS = {
-    "cli": {"chat", "bench", "inspection_driver", "inspection_page", "inspection_diff",
-            "inspection_registers", "model"},
+    "cli": {"chat", "bench", "bench_anatomy", "bench_page", "bench_report", "inspection_driver",
+            "inspection_page", "inspection_diff", "inspection_registers", "model"},
     "chat": {"model", "text"},
-    "bench": {"model"},
+    "bench": {"bench_facts", "bench_result", "model"},
+    "bench_anatomy": {"bench", "bench_compare"},
+    "bench_page": {"bench_compare"},
+    "bench_report": {"bench_result"},
+    "bench_compare": {"bench_result"},
+    "bench_facts": {"model"},
+    "bench_result": {"planner"},
     "inspection_driver": {"inspection"},
     "inspection_registers": {"inspection"},
     "inspection_page": {"inspection"},

@@ -182,11 +182,19 @@ def test_numbers_that_are_none(changed):
 
 def test_greedy_takes_the_first_of_equals_and_no_nan():
     logits = np.array([[np.nan, 1, 3, 3, -np.inf]], np.float32)
-    pos, n_rows, tokens, seen = (np.array(x, np.int32) for x in ([2], [3], [9] * 6, [0] * 6))
-    sample.choose_greedy.reference(logits, np.zeros(2, np.uint32), np.zeros(1, np.uint32), pos,
-                                   n_rows, tokens, seen, 5)
-    assert tokens.tolist() == [9, 9, 9, 9, 9, 2] and seen.tolist() == [0] * 5 + [3]
+    pos, n_rows, tokens, seen = (np.array(x, np.int32) for x in ([2], [3], [9] * 7, [0] * 7))
+    ids, bias = np.array([2, 3], np.int32), np.array([-9, 9], np.float32)
+
+    def choose(n_bias: int) -> None:
+        ints = np.array([0, 0, 0, 0, n_bias], np.int32)
+        sample.choose_greedy.reference(logits, ints, ids, bias, np.zeros(2, np.uint32),
+                                       np.zeros(1, np.uint32), pos, n_rows, tokens, seen, 5)
+
+    choose(0)
+    assert tokens.tolist() == [9, 9, 9, 9, 9, 2, 9] and seen.tolist() == [0] * 5 + [3, 0]
     assert (pos[0], n_rows[0]) == (5, 1)
+    choose(1)  # token 2 falls behind
+    assert tokens[6] == 3
 
 
 @pytest.mark.parametrize(("temp", "top_k", "typical", "n_vocab", "can"), [

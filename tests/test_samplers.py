@@ -255,7 +255,7 @@ def test_the_order_counts():
 
 @pytest.mark.parametrize(("changed", "cuda", "numpy"), [
     ({}, "chain", "chain"),
-    ({"temp": 0}, "greedy", "greedy"),
+    ({"temp": 0}, "greedy", "greedy"), ({"temp": 0, "logit_bias": {3: -1.0}}, "greedy", "greedy"),
     ({"temp": 0, "top_n_sigma": 1.0}, "greedy", "greedy"),
     ({"temp": 0, "typical": 0.5}, "chain", "chain"),
     ({"temp": 0, "repeat_penalty": 1.1}, "chain", "chain"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llamagraph.cli.bench import _open_file
+from llamagraph.cli.bench import open_file
 from llamagraph.cli.console import ProgressBar, note
 from llamagraph.cli.options import MODES, arch_tuning, kv_options, persist_option, show_version
 
@@ -74,7 +74,8 @@ def inspect_graph(**options: Any) -> None:
 
     setting = Setting(options["rows"], options["depth"], options["mode"], options["sampler"])
     with ExitStack() as opened:
-        file = opened.enter_context(_open_file(options))
+        file = opened.enter_context(open_file(options["model"], options["synthetic"],
+                                              options["offline"]))
         device = _device(options, opened)
         planner = Planner(file, device.target if device else _target(options),
                           options["n_ctx"] or None, options["type_k"], options["type_v"])

@@ -20,7 +20,7 @@ class Captured(Stream):
     def _prepare(self, old: Sequence[Any]) -> None:
         self._graph, self._nodes = self._make(*old)
         self.graphs.append(self._graph)
-        self.n_nodes = len(self._nodes)
+        self.n_nodes, self.n_queued = len(self._nodes), 1
 
     def _make(self, old: Any = None) -> tuple[Any, Sequence[Any]]:
         return self.device.graphs.capture(self._launch_all, old)
@@ -71,6 +71,7 @@ class Partial(Stream):
         self._parts = [(list(run), self._capture(run, next(spare, None)) if stable else None)
                        for stable, run in ((s, list(r)) for s, r in runs)]
         self.n_nodes = sum(len(c[1]) for _, c in self._parts if c)
+        self.n_queued = sum(1 if c else len(run) for run, c in self._parts)
 
     def _capture(self, run: Sequence[int], old: Any) -> tuple[Any, dict[int, Any]]:
         graph, nodes = self.device.graphs.capture(

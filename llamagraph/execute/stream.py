@@ -13,8 +13,8 @@ class Stream:
 
     `updates` counts the launches whose call has changed since the executor was made, `changed` are
     those of its last step. `graphs` has `n_nodes` nodes; `prepare_seconds` is what they took to
-    make. `old` is an executor that nobody needs any more: graphs of it that can become the new
-    one's do, and are no longer its own.
+    make. The host queues `n_queued` things a step. `old` is an executor that nobody needs any
+    more: graphs of it that can become the new one's do, and are no longer its own.
     """
 
     def __init__(self, device: Device, program: Program, vars: Mapping[str, int],
@@ -27,6 +27,7 @@ class Stream:
         self._calls = [launch.resolve(vars, device.memory.address) for launch in program.launches]
         device.queue.load(launch.kernel for launch in program.launches)
         self._bound = [device.queue.bind(call) for call in self._calls]
+        self.n_queued = len(self._bound)
         self._variable = [i for i, launch in enumerate(program.launches) if launch.vars()]
         start = time.perf_counter()
         try:

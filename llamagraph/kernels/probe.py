@@ -5,11 +5,13 @@ Part of no step. Knows a device's memory and queue, no model.
 
 import statistics
 import time
+from typing import Any
 
 import numpy as np
 
 from llamagraph.program.device import Device
 from llamagraph.program.launch import (
+    ITEM_BYTES,
     Buffer,
     Geometry,
     In,
@@ -88,6 +90,15 @@ def read_bandwidth(device: Device, n_bytes: int | None = None) -> float:
         return data.n_bytes / _seconds(device, data, out, n_rounds)
     finally:
         memory.reserve("probe", 0)  # an arena that is made anew lets go of the old one
+
+
+def nothing(device: Device) -> Any:
+    """A bound launch that does nothing, a block a multiprocessor, as steps are launched here."""
+    device.memory.reserve("probe", ITEM_BYTES["U32"])
+    words = dense("words", "probe", 0, (1,), "U32")
+    geometry = Geometry((device.target.n_sm, 1, 1), 256)
+    launch = Launch(fill_words, geometry, (words, 0), "nothing", pdl=device.target.pdl)
+    return device.queue.bind(launch.resolve({}, device.memory.address))
 
 
 def _bound(device: Device, kernel: Kernel, *args: Value):

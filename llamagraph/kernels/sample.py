@@ -195,10 +195,18 @@ def _step(rng, n_vocab: int, n_partials: int) -> tuple:
             n_vocab)
 
 
+def _bias(rng, n_vocab: int) -> tuple[np.ndarray, np.ndarray]:
+    ids = rng.choice(n_vocab, 120, replace=False).astype(np.int32)
+    return ids, 4 * rng.standard_normal(len(ids)).astype(np.float32)
+
+
 def _greedy_example(rng):
     for n_vocab in (300, 5000):
         for logits in _logits(rng, n_vocab):
-            yield (logits[None], *_step(rng, n_vocab, -(-n_vocab // SLICE))), {}
+            for n_bias in (0, 120):
+                ints = np.array([0, 0, 0, 0, n_bias], np.int32)
+                step = _step(rng, n_vocab, -(-n_vocab // SLICE))
+                yield (logits[None], ints, *_bias(rng, n_vocab), *step), {}
 
 
 _CHAINS = (  # temp, top_p, min_p, typical, repeat, presence, frequency; top_k, last_n, biases
@@ -217,10 +225,9 @@ def _chain_example(rng):
             for floats, top_k, last_n, n_bias in _CHAINS:
                 seed = rng.integers(-(2**31), 2**31, 2)
                 ints = np.array([top_k, last_n, *seed, n_bias], np.int32)
-                bias_ids = rng.choice(n_vocab, 120, replace=False).astype(np.int32)
-                bias = 4 * rng.standard_normal(len(bias_ids)).astype(np.float32)
+                bias = _bias(rng, n_vocab)
                 step = _step(rng, n_vocab, -(-n_vocab // SLICE) * MAX_TOP_K)
-                yield (logits[None], np.array(floats, np.float32), ints, bias_ids, bias, *step), {}
+                yield (logits[None], np.array(floats, np.float32), ints, *bias, *step), {}
 
 
 def _end(pos, n_rows, tokens, published, token: int) -> None:
@@ -230,14 +237,22 @@ def _end(pos, n_rows, tokens, published, token: int) -> None:
     n_rows[0] = 1
 
 
+def _biased(logits: np.ndarray, ids: np.ndarray, values: np.ndarray, n: int) -> np.ndarray:
+    biased = logits[0].copy()
+    biased[ids[:n]] += values[:n]
+    return biased
+
+
 @kernel("sample.cu", geometry=_slices, cost=_cost, example=_greedy_example)
-def choose_greedy(logits: In, partials: InOut, counters: InOut, pos: InOut, n_rows: InOut,
-                  tokens: InOut, published: InOut, n_vocab: int) -> None:
+def choose_greedy(logits: In, sampler_ints: In, bias_ids: In, bias_values: In, partials: InOut,
+                  counters: InOut, pos: InOut, n_rows: InOut, tokens: InOut, published: InOut,
+                  n_vocab: int) -> None:
     """The likeliest token, the lowest id among equals. logits: (1, n_vocab); ends the step.
 
     partials: the blocks' results, 8 bytes each; the reference needs none.
     """
-    _end(pos, n_rows, tokens, published, int(np.argmax(finite(logits[0]))))
+    logits = _biased(logits, bias_ids, bias_values, int(sampler_ints[-1]))
+    _end(pos, n_rows, tokens, published, int(np.argmax(finite(logits))))
 
 
 @kernel("sample.cu", geometry=_slices, cost=_cost, example=_chain_example)
@@ -251,8 +266,7 @@ def choose_chain(logits: In, sampler_floats: In, sampler_ints: In, bias_ids: In,
     floats = dict(zip(SAMPLER_FLOATS, sampler_floats.tolist(), strict=True))
     ints = dict(zip(SAMPLER_INTS, sampler_ints.tolist(), strict=True))
     where = int(pos[0] + n_rows[0])
-    biased, n = logits[0].copy(), ints["n_bias"]
-    biased[bias_ids[:n]] += bias_values[:n]
+    biased = _biased(logits, bias_ids, bias_values, ints["n_bias"])
     left = run_chain(biased, tokens[:where], floats, ints)
     seed = ints["seed_low"] & 0xFFFFFFFF | (ints["seed_high"] & 0xFFFFFFFF) << 32
     _end(pos, n_rows, tokens, published, draw(left, uniform(seed, where)))
@@ -262,14 +276,14 @@ def choose(tape: Tape, logits: Buffer) -> None:
     """Ends the step with the next token, or leaves the choice to the host."""
     io, n_vocab = tape.io, logits.shape[1]
     n_blocks = -(-n_vocab // SLICE)
+    bias = io["sampler_ints"], io["bias_ids"], io["bias_values"]
     ends = (io["counters"], io["pos"], io["n_rows"], io["tokens"], io["published"], n_vocab)
     reason = f"{n_blocks} blocks rank {SLICE} logits each, the last one chooses"
     if tape.key.sampler == "greedy":
         partials = tape.scratch("partials", n_blocks, 2, dtype="U32")
-        tape.launch(choose_greedy, logits, partials, *ends, label="choose", variant="greedy",
-                    reason=reason)
+        tape.launch(choose_greedy, logits, *bias, partials, *ends, label="choose",
+                    variant="greedy", reason=reason)
     else:
         partials = tape.scratch("partials", n_blocks * MAX_TOP_K, 2, dtype="U32")
-        sampler = (io["sampler_floats"], io["sampler_ints"], io["bias_ids"], io["bias_values"])
-        tape.launch(choose_chain, logits, *sampler, partials, *ends, label="choose",
-                    variant="chain", reason=reason)
+        tape.launch(choose_chain, logits, io["sampler_floats"], *bias, partials, *ends,
+                    label="choose", variant="chain", reason=reason)

@@ -18,7 +18,8 @@ from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
 
-from llamagraph.bench import Result, bench, cases_of
+from llamagraph.bench import bench
+from llamagraph.bench_result import Result, cases_of
 from llamagraph.devices import open_device
 from llamagraph.gguf.reader import GGUFFile
 from llamagraph.gguf.synthetic import SyntheticFile

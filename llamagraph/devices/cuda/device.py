@@ -15,6 +15,7 @@ from llamagraph.devices.cuda import driver, driver_version
 from llamagraph.devices.cuda.compiler import Compiler, Unit
 from llamagraph.devices.cuda.driver_graphs import Bound, Prepared, PreparedCopy
 from llamagraph.devices.cuda.graphs import CudaGraphs, no_loop
+from llamagraph.devices.cuda.launch_cost import launch_cost
 from llamagraph.devices.cuda.memory import CudaMemory
 from llamagraph.devices.cuda.tuning import Tuning
 from llamagraph.errors import LlamaGraphError
@@ -121,6 +122,10 @@ class CudaQueue:
         work()
         self._stop.record(self._stream)
         return self._stop.seconds_since(self._start)
+
+    def launch_cost(self, bound: Prepared) -> tuple[float, float]:
+        """Host seconds of a launch: the driver's own, and the bindings'."""
+        return launch_cost(bound, self._stream)
 
     def close(self) -> None:
         self._start.close()
