@@ -188,11 +188,13 @@ def _check(planner: Planner, setting: Setting, steps: int) -> None:
 
 def planned(planner: Planner, setting: Setting) -> Program:
     """The setting's step."""
-    return planner.plan(_key(setting, setting.kv_len))
+    return planner.plan(_key(planner, setting, setting.kv_len))
 
 
-def _key(setting: Setting, kv_len: int) -> StepKey:
-    return step_key(setting.rows, kv_len, "last", setting.sampler, setting.mode == "loop")
+def _key(planner: Planner, setting: Setting, kv_len: int) -> StepKey:
+    """The setting's step where the KV is so long, with the planner's adapters."""
+    return planner.adapters.key(
+        step_key(setting.rows, kv_len, "last", setting.sampler, setting.mode == "loop"))
 
 
 def _node(launch: Launch, vars: Mapping[str, int], setting: Setting) -> Node:
@@ -231,6 +233,7 @@ def _totals(planner: Planner, program: Program, setting: Setting, nodes: Sequenc
         "target": planner.target.name, "graph_mode": setting.mode, "rows": setting.rows,
         "depth_tokens": setting.depth, "row_bucket": program.key.rows,
         "attention": program.key.attention, "sampler": program.key.sampler,
+        "adapters": list(program.key.adapters),
         "nodes": len(nodes), "kernels": dict(Counter(n.kernel for n in nodes).most_common()),
         "edges": sum(len(n.dependencies) for n in nodes),
         "depth": max(level), "width": max(Counter(level).values()),
@@ -254,7 +257,7 @@ def walk(planner: Planner, setting: Setting, steps: int) -> Updates:
     programs: dict[StepKey, Program] = {}
     labels, at, switches, last = Counter[str](), {}, [], None
     for kv_len in range(setting.kv_len, setting.kv_len + steps * setting.rows + 1, setting.rows):
-        key = _key(setting, kv_len)
+        key = _key(planner, setting, kv_len)
         program = programs.setdefault(key, programs.get(key) or planner.plan(key))
         vars = attention_vars(planner.target, kv_len)
         new = {i: launch.resolve(vars, place) for i, launch in enumerate(program.launches)

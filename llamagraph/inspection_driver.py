@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import chain, groupby
 from typing import Any
 
+from llamagraph.adapters import Adapters
 from llamagraph.errors import LlamaGraphError
 from llamagraph.gguf.reader import GGUFFile
 from llamagraph.inspection import Inspection, Updates, edges, parts, priorities
@@ -23,11 +24,12 @@ MOST_SHOWN = 5
 
 def verify(file: GGUFFile, device: Device, inspection: Inspection, n_ctx: int | None = None,
            progress: Progress | None = None,
-           types: tuple[str | None, str | None] = (None, None)) -> Inspection:
+           types: tuple[str | None, str | None] = (None, None),
+           adapters: Adapters | None = None) -> Inspection:
     """Loads the model and holds what the device makes of it against the inspection: see `hold`."""
     warnings = list[str]()
     runner = Runner(file, device, inspection.setting.mode, n_ctx, progress, warnings.append,
-                    type_k=types[0], type_v=types[1])
+                    type_k=types[0], type_v=types[1], adapters=adapters)
     try:
         return hold(runner, inspection, warnings)
     finally:

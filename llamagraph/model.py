@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from llamagraph.adapters import Adapters, Source
 from llamagraph.devices import open_device
 from llamagraph.errors import LlamaGraphError
 from llamagraph.execute import EXECUTORS
@@ -28,6 +29,7 @@ from llamagraph.text.gbnf import parse_grammar
 from llamagraph.text.json_schema import schema_to_gbnf
 from llamagraph.text.matcher import Constraint, Matcher
 from llamagraph.text.stops import StopText
+from llamagraph.timings import Timings
 
 
 class Token(NamedTuple):
@@ -35,38 +37,6 @@ class Token(NamedTuple):
 
     id: int
     text: str
-
-
-@dataclass
-class Timings:
-    """Seconds of loading, and since generation began; the tokens that they were spent on."""
-
-    load_seconds: float = 0.0
-    first_token_seconds: float = 0.0
-    seconds: float = 0.0
-    n_prompt: int = 0
-    n_generated: int = 0
-    constraint: Constraint | None = None
-
-    @property
-    def prompt_tokens_per_second(self) -> float:
-        return self.n_prompt / self.first_token_seconds if self.first_token_seconds else 0.0
-
-    @property
-    def decode_tokens_per_second(self) -> float:
-        spent = self.seconds - self.first_token_seconds
-        return (self.n_generated - 1) / spent if spent > 0 else 0.0
-
-    def as_dict(self) -> dict[str, float]:
-        c = self.constraint
-        return {
-            "load_seconds": self.load_seconds,
-            "first_token_seconds": self.first_token_seconds,
-            "prompt_tokens_per_second": self.prompt_tokens_per_second,
-            "decode_tokens_per_second": self.decode_tokens_per_second,
-            **({"grammar_rejections": c.n_rejected, "grammar_us_per_token": c.us_per_token}
-               if c else {}),
-        }
 
 
 @dataclass
@@ -172,7 +142,8 @@ class Model:
     def __init__(self, file: GGUFFile, device: Device, mode: str | None = None,
                  n_ctx: int | None = None, progress: Callable[[str, int, int], None] | None = None,
                  warn: Callable[[str], None] = lambda _: None, n_ubatch: int = 2048,
-                 type_k: str | None = None, type_v: str | None = None):
+                 type_k: str | None = None, type_v: str | None = None,
+                 adapters: Adapters | None = None):
         start = time.perf_counter()
         self.file, self.path = file, file.path
         self.tokenizer = Tokenizer(file.metadata, str(file.path))
@@ -182,7 +153,8 @@ class Model:
         for warning in self.tokenizer.warnings:
             warn(warning)
         self.sampling_defaults = file_defaults(file.metadata)
-        self.runner = Runner(file, device, mode, n_ctx, progress, warn, n_ubatch, type_k, type_v)
+        self.runner = Runner(file, device, mode, n_ctx, progress, warn, n_ubatch, type_k, type_v,
+                             adapters)
         self.load_seconds = time.perf_counter() - start
 
     def generate(self, prompt: str | Sequence[int], *, limit: int = -1,
@@ -247,6 +219,18 @@ class Model:
         self.runner.reset()
         return self.runner.logits(tokens)
 
+    @property
+    def adapters(self) -> dict[str, float]:
+        """The scales of the LoRA adapters, by name: a file's own, without its ending."""
+        return dict(self.runner.adapters.scales)
+
+    def scale_adapter(self, name: str, scale: float) -> None:
+        """Gives an adapter another scale, from the next answer on; 0 takes it out of the steps."""
+        runner = self.runner
+        runner.reset()  # what is in the KV cache was computed with the old one
+        runner.adapters.set(name, scale)
+        runner.adapters.write(runner.device.memory, runner.io)
+
     def close(self) -> None:
         """Frees the model and its device, also one that was passed in open."""
         try:
@@ -267,13 +251,14 @@ def open(path: str | Path | GGUFFile | None = None, *, device: str | Device | No
          progress: Callable[[str, int, int], None] | None = None,
          warn: Callable[[str], None] = lambda _: None, n_ubatch: int = 2048,
          overrides: Mapping[str, Any] | None = None, type_k: str | None = None,
-         type_v: str | None = None) -> Model:
+         type_v: str | None = None, lora: Sequence[Source] = ()) -> Model:
     """Opens a GGUF file (None: the default model, fetched once) on a device.
 
     `path` may also be an open GGUFFile, which the model then closes. `device` is "auto", "cpu",
     "cuda" or an open device; `mode` one of `llamagraph.execute`'s EXECUTORS; `n_ctx` the longest
     sequence (None: the model's own); `n_ubatch` the most tokens of a prompt that a step reads.
     `type_k` and `type_v` are the types of the KV cache: f32, f16, bf16, q8_0 or q4_0.
+    `lora` are adapters to apply: GGUF files, alone or in a pair with their scale.
     `overrides` are metadata in place of the file's. With `l2_persist` "auto" a GPU keeps what it
     can of the weights in its L2 cache. `arch_tuning` is the target, as in "sm_80", whose choices
     of kernels are taken. `warn` hears single lines.
@@ -286,7 +271,9 @@ def open(path: str | Path | GGUFFile | None = None, *, device: str | Device | No
         if device is None or isinstance(device, str):
             device = opened = open_device(device or "auto", n_threads=n_threads, warn=warn,
                                           persist=l2_persist == "auto", arch_tuning=arch_tuning)
-        return Model(file, device, mode, n_ctx, progress, warn, n_ubatch, type_k, type_v)
+        with Adapters(lora, file, warn) as adapters:
+            return Model(file, device, mode, n_ctx, progress, warn, n_ubatch, type_k, type_v,
+                         adapters)
     except BaseException:
         if opened is not None:
             opened.close()

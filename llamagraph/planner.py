@@ -5,8 +5,10 @@ inspecting prints them. Knows no device, and no tensor's bytes.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from llamagraph import models
+from llamagraph.adapters import Adapters
 from llamagraph.errors import FormatError, LlamaGraphError
 from llamagraph.gguf.reader import GGUFFile
 from llamagraph.kernels.attention import attention_class
@@ -81,11 +83,14 @@ class Planner:
 
     `buffers` are the weights by name: the file's tensors and the rope tables, `weights_bytes` long.
     `type_k` and `type_v` are the types of the KV cache, by llama.cpp's names; None is f16 on a GPU
-    and f32 elsewhere. Raises FormatError where the tensors are not what the metadata says.
+    and f32 elsewhere. A key's `adapters` are names of the `adapters` that are applied.
+    Raises FormatError where the tensors are not what the metadata says.
     """
 
     def __init__(self, file: GGUFFile, target: Target, n_ctx: int | None = None,
-                 type_k: str | None = None, type_v: str | None = None):
+                 type_k: str | None = None, type_v: str | None = None,
+                 adapters: Adapters | None = None):
+        self.adapters = adapters or Adapters((), file)
         architecture = models.load(file.metadata)
         self._step, self.config = architecture.step, architecture.config(file.metadata)
         self.target, self.n_ctx = target, n_ctx or self.config.n_ctx_train
@@ -94,7 +99,7 @@ class Planner:
         types = self._kv_type("-ctk", type_k), self._kv_type("-ctv", type_v)
         self.kv = KVCache(self.config.layers, self.n_ctx, ROW_BUCKETS[-1], types)
         self.n_vocab = self._check_shapes(file)
-        self.io = step_io(self.n_ctx, self.n_vocab)
+        self.io = step_io(self.n_ctx, self.n_vocab, len(self.adapters))
         self.buffers: dict[str, Buffer] = {}
         self.weights_bytes = 0
         for name, (dtype, shape) in self._stored(file).items():
@@ -102,6 +107,8 @@ class Planner:
                 self._place(name, dtype, shape)
             except LlamaGraphError as error:
                 raise LlamaGraphError(f"{file.path}: {name}: {error}") from None
+        for name, stored in self.adapters.stored.items():
+            self._place(name, stored.dtype, stored.shape, stored.multiplies_rows)
         self.weights = Weights(self.buffers, str(file.path))
 
     def _kv_type(self, option: str, name: str | None) -> str:
@@ -133,8 +140,11 @@ class Planner:
         return tensors | {f"rope.{name}.weight": ("F32", (rope.n_rot // 2,))
                           for name, rope in self.config.ropes.items()}
 
-    def _place(self, name: str, dtype: str, shape: tuple[int, ...]) -> None:
+    def _place(self, name: str, dtype: str, shape: tuple[int, ...], halves: bool = False) -> None:
+        """Gives a weight its place; with `halves` a GPU has F16 of it instead of F32."""
         start, order = self.weights_bytes, layout(self.target, dtype, shape)
+        if halves and dtype == "F32" and order:
+            order = f"f16.{order}"
         stop = start + stored_bytes(dtype, shape, order)
         self.buffers[name] = Buffer(name, "weights", start, stop, dtype, shape, order)
         self.weights_bytes = -(-stop // ALIGNMENT) * ALIGNMENT
@@ -142,9 +152,13 @@ class Planner:
     def plan(self, key: StepKey) -> Program:
         """The launches of a step."""
         tape = Tape(self.target, key, self.io)
-        self._step(tape, self.weights, self.kv.layers, self.config)
+        changes = self.adapters.changes(key, self.buffers, self.io["lora_scales"])
+        self._step(tape, self.weights.adapted(changes), self.kv.layers, self.config)
         return tape.program()
 
     def scratch_bytes(self) -> int:
-        """What the largest step needs."""
-        return max(self.plan(key).scratch_bytes for key in LARGEST)
+        """What the largest step needs; twice as much where some of several adapters, which are
+        not tried here, may be placed less tightly than all of them."""
+        needed = max(self.plan(replace(key, adapters=names)).scratch_bytes
+                     for key in LARGEST for names in {(), tuple(self.adapters.scales)})
+        return needed if len(self.adapters) < 2 else 2 * needed

@@ -4,57 +4,52 @@ The sequence lives on the device. The runner tells the device what cannot be kno
 rows a step has, and which program fits it.
 """
 
-from bisect import bisect_right
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from llamagraph.adapters import Adapters
 from llamagraph.errors import DeviceError, LlamaGraphError, MemoryLimitError
 from llamagraph.execute import EXECUTORS, ExecutorCache
 from llamagraph.gguf.reader import GGUFFile
 from llamagraph.kernels.attention import attention_vars
-from llamagraph.kernels.repack import Tiler
 from llamagraph.kernels.step import MAX_EOG
-from llamagraph.planner import FACTORS, LOGIT_ROWS, ROW_BUCKETS, Planner, prompt_steps, step_key
+from llamagraph.loading import Progress, load
+from llamagraph.planner import LOGIT_ROWS, ROW_BUCKETS, Planner, prompt_steps, step_key
 from llamagraph.program.device import Device
-from llamagraph.program.launch import Buffer, Program, StepKey
+from llamagraph.program.launch import Program, StepKey
 from llamagraph.sampling import SamplingParams
 from llamagraph.sampling_host import HostChain
 from llamagraph.sequence import TokenSequence
 from llamagraph.text.matcher import Constraint
 
 LOOP_STEPS = 1024  # of a launch that nobody has limited: memory is there for all of them
-Progress = Callable[[str, int, int], None]
-
-
-def _raw(file: GGUFFile, name: str) -> np.ndarray:
-    """A tensor's bytes as they are stored: the file's, or for a vector those of F32."""
-    t = file.tensors[name]
-    if len(t.shape) > 1:
-        return file.data(name)
-    return t.quant.dequantise(file.data(name), t.shape).view(np.uint8)
 
 
 class Runner(TokenSequence):
     """A loaded model on a device, and one sequence of up to `n_ctx` tokens.
 
     `progress(label, done, total)` hears of the bytes loaded, `warn` a line where graphs fail.
-    A step reads at most `n_ubatch` tokens of a prompt; `type_k` and `type_v` as for the planner.
+    A step reads at most `n_ubatch` tokens of a prompt; the planner knows the last three.
     """
 
     def __init__(self, file: GGUFFile, device: Device, mode: str = "stream",
                  n_ctx: int | None = None, progress: Progress | None = None,
                  warn: Callable[[str], None] = lambda _: None, n_ubatch: int = ROW_BUCKETS[-1],
-                 type_k: str | None = None, type_v: str | None = None):
-        planner = Planner(file, device.target, n_ctx, type_k, type_v)
+                 type_k: str | None = None, type_v: str | None = None,
+                 adapters: Adapters | None = None):
+        planner = Planner(file, device.target, n_ctx, type_k, type_v, adapters)
         super().__init__(device, planner.io, planner.n_ctx)
-        self._warn, self._asked = warn, n_ctx
+        self._warn = warn
         self.most_rows = min(n_ubatch, ROW_BUCKETS[-1])
         self.plan, self.config, self.n_vocab = planner.plan, planner.config, planner.n_vocab
-        self.kv, self.weights = planner.kv, planner.weights
-        self._load(file, planner, progress or (lambda *_: None))
+        self.kv, self.weights, self.adapters = planner.kv, planner.weights, planner.adapters
+        load(file, device, planner, n_ctx, progress or (lambda *_: None))
+        self._published, self._candidates, self._stop = (
+            device.memory.host_view(self.io[name]) for name in ("published", "candidates", "stop"))
+        self.reset()
         self._caches: dict[str, ExecutorCache] = {}
         self._instead: dict[str, str] = {}  # of modes that the device has refused
         self.use(mode)
@@ -67,46 +62,6 @@ class Runner(TokenSequence):
         while mode in self._instead:
             mode = self._instead[mode]
         self.mode = mode
-
-    def _load(self, file: GGUFFile, planner: Planner, progress: Progress) -> None:
-        memory, total, scratch = self.device.memory, planner.weights_bytes, planner.scratch_bytes()
-        self._check_memory(file, planner.buffers, scratch)
-        for arena, n_bytes in (("weights", total), ("kv", self.kv.n_bytes), ("scratch", scratch),
-                               ("io", self.io["counters"].stop),
-                               ("mapped", self.io["candidates"].stop)):
-            memory.reserve(arena, n_bytes)
-        memory.grow("io", 0, self.io["counters"].stop)
-        self._published = memory.host_view(self.io["published"])
-        self._candidates = memory.host_view(self.io["candidates"])
-        self._stop = memory.host_view(self.io["stop"])
-        tiler, tables = Tiler(self.device.target), self._rope_tables(file)
-        for name, buffer in planner.buffers.items():
-            progress("load", buffer.start, total)
-            memory.upload(buffer, tables[name] if name in tables else _raw(file, name), tiler)
-        progress("load", total, total)
-        memory.write(self.io["one"], [1])
-        memory.write(self.io["sampler_ints"], np.zeros(self.io["sampler_ints"].shape, np.int32))
-        memory.write(self.io["counters"], np.zeros(self.io["counters"].shape, np.uint32))
-        self.reset()
-
-    def _rope_tables(self, file: GGUFFile) -> dict[str, np.ndarray]:
-        """Bytes of the weights that no file has: the frequencies of each kind of layer."""
-        factors = _raw(file, FACTORS).view(np.float32) if FACTORS in file.tensors else None
-        return {f"rope.{name}.weight": rope.inv_freq(factors).view(np.uint8)
-                for name, rope in self.config.ropes.items()}
-
-    def _check_memory(self, file: GGUFFile, buffers: dict[str, Buffer], scratch: int) -> None:
-        """MemoryLimitError before anything is allocated: a context that was asked for must fit."""
-        base = sum(self.device.memory.weight_bytes(b) for b in buffers.values()) + scratch
-        base += self.io["counters"].stop + self.io["candidates"].stop
-        free = self.device.memory.available()
-        needed = base + self.kv.bytes_at(self._asked or 1)
-        if needed <= free:
-            return
-        fits = bisect_right(range(self.n_ctx + 1), free - base, key=self.kv.bytes_at) - 1
-        fix = f"use -c {fits} or less" if fits > 0 else "take a smaller model or another --device"
-        raise MemoryLimitError(f"{file.path}: {needed / 1e9:.2f} GB of memory are needed, "
-                               f"{free / 1e9:.2f} GB are free; {fix}")
 
     def _executor(self, key: StepKey, old: Any = None) -> Any:
         program = self._planned.pop(key, None) or self._program(key)
@@ -145,7 +100,8 @@ class Runner(TokenSequence):
         The kernels of all of them are loaded first, many at once. Of more programs than there is
         room for the first ones are made.
         """
-        new = [key for key in keys[: self.executors.limit] if key not in self.executors]
+        wanted = map(self.adapters.key, keys[: self.executors.limit])
+        new = [key for key in wanted if key not in self.executors]
         self._planned = {key: self._program(key) for key in new}
         self.device.queue.load(
             launch.kernel for program in self._planned.values() for launch in program.launches
@@ -167,7 +123,8 @@ class Runner(TokenSequence):
         """
         loops = self._loops()
         looped = self.n_past + (most if loops and n_rows == 1 else n_rows)
-        executor = self.executors[step_key(n_rows, looped, logits, sampler, loops)]
+        key = step_key(n_rows, looped, logits, sampler, loops)
+        executor = self.executors[self.adapters.key(key)]
         if executor.program.key.repeats:
             kv_len, known = looped, list(eog)[:MAX_EOG]  # the host sees the others end it
             self.device.memory.write(self.io["ends"], [kv_len, len(known), *known])

@@ -13,6 +13,7 @@ import click
 
 from llamagraph.cli.bench import open_file
 from llamagraph.cli.console import ProgressBar, note
+from llamagraph.cli.lora import chosen_lora, lora_options
 from llamagraph.cli.options import MODES, arch_tuning, kv_options, persist_option, show_version
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ SAMPLERS = ["greedy", "chain", "host"]
               help="Compare two settings, as in: --diff rows=1 rows=8,depth=100,mode=capture")
 @click.option("--offline", is_flag=True, help="Never fetch anything.")
 @kv_options
+@lora_options
 @show_version
 def inspect_graph(**options: Any) -> None:
     """Show the nodes, edges, bytes and updates of a step's graph."""
@@ -69,6 +71,7 @@ def inspect_graph(**options: Any) -> None:
         raise click.UsageError("--device has a target of its own; leave --target out")
     if options["diff"] and (options["html"] or options["output"] == "dot" or options["device"]):
         raise click.UsageError("--diff gives text or --json, of plans alone")
+    from llamagraph.adapters import Adapters
     from llamagraph.inspection import Setting
     from llamagraph.planner import Planner
 
@@ -76,9 +79,11 @@ def inspect_graph(**options: Any) -> None:
     with ExitStack() as opened:
         file = opened.enter_context(open_file(options["model"], options["synthetic"],
                                               options["offline"]))
+        adapters = opened.enter_context(Adapters(chosen_lora(options), file, note))
         device = _device(options, opened)
         planner = Planner(file, device.target if device else _target(options),
-                          options["n_ctx"] or None, options["type_k"], options["type_v"])
+                          options["n_ctx"] or None, options["type_k"], options["type_v"],
+                          adapters)
         if options["diff"]:
             _compare(planner, setting, options)
             return
@@ -88,7 +93,8 @@ def inspect_graph(**options: Any) -> None:
 
             bar = ProgressBar()
             inspection = verify(file, device, inspection, planner.n_ctx, bar,
-                                types=(options["type_k"], options["type_v"]))
+                                types=(options["type_k"], options["type_v"]),
+                                adapters=adapters)
             bar.close()
         _show(inspection, file.path.name, options)
 

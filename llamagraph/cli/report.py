@@ -67,6 +67,7 @@ def report(model: Any, answer: Any, settings: tuple[str, ...]) -> dict[str, Any]
             "device": model.runner.device.name,
             "graph_mode": model.runner.mode,
             "n_ctx": model.runner.n_ctx,
+            "lora": model.adapters,
             **{name: getattr(answer.params, name) for name in settings},
         },
     }
@@ -102,6 +103,10 @@ def perf_lines(model: Any, answer: Any) -> Iterator[str]:
            f"{updates} updates; tokens chosen by {sampler}")
 
 
+def _adapters(key: Any) -> str:
+    return f" adapters={','.join(key.adapters)}" if key.adapters else ""
+
+
 def details(model: Any) -> Iterator[str]:
     """What runs where."""
     runner = model.runner
@@ -112,6 +117,6 @@ def details(model: Any) -> Iterator[str]:
     for executor in runner.executors.values():
         key = executor.program.key
         yield (f"  program rows={key.rows} logits={key.logits} attention={key.attention} "
-               f"sampler={key.sampler}: {len(executor.program.launches)} launches, "
+               f"sampler={key.sampler}{_adapters(key)}: {len(executor.program.launches)} launches, "
                f"{executor.n_nodes} nodes, {executor.size() / 1e3:.0f} kB, made in "
                f"{1e3 * executor.prepare_seconds:.1f} ms, {executor.updates} updates")

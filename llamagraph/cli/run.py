@@ -9,6 +9,7 @@ import click
 
 from llamagraph.cli.console import Notes, ProgressBar, end_stdout, wants_color
 from llamagraph.cli.groups import GroupedCommand
+from llamagraph.cli.lora import chosen_lora, lora_options
 from llamagraph.cli.options import (
     check_layers,
     chosen_mode,
@@ -53,6 +54,7 @@ def _print_devices(context: click.Context, _: click.Parameter, wanted: bool) -> 
 @model_options
 @load_options
 @kv_options
+@lora_options
 @prompt_options
 @sampling_options
 @grammar_options
@@ -111,7 +113,7 @@ def _open(options: dict[str, Any], note: Notes) -> Any:
             arch_tuning=options["arch_tuning"], progress=bar,
             n_ubatch=min(options["n_ubatch"], options["n_batch"]), warn=note.warn,
             l2_persist=options["l2_persist"],
-            type_k=options["type_k"], type_v=options["type_v"],
+            type_k=options["type_k"], type_v=options["type_v"], lora=chosen_lora(options),
         )
     if layers and not model.runner.device.target.is_cuda:
         note.warn(f"-ngl {layers}: there is no GPU; running on the CPU")

@@ -4,6 +4,7 @@ import numpy as np
 
 from llamagraph.kernels.examples import random_weight
 from llamagraph.kernels.layouts import PACKINGS, conversion, tile_constants, type_of
+from llamagraph.kernels.lora import add_low_rank
 from llamagraph.program.launch import Buffer, Geometry, In, Out, Traffic, Work, kernel
 from llamagraph.program.tape import Tape
 from llamagraph.program.weights import Weights
@@ -44,11 +45,20 @@ def embed_rows(tokens: In, pos: In, n_rows: In, token_embd: In, out: Out, scale:
 
 def embed(tape: Tape, token_embd: Weights, scale: float = 1.0) -> Buffer:
     """The residual stream of the step: (rows, n_embd)."""
-    io, weight = tape.io, token_embd.weight
-    hidden = tape.scratch("hidden", tape.key.rows, weight.shape[1])
+    hidden = _look_up(tape, token_embd.weight, scale, "hidden", "token_embd")
+    for change in token_embd.row_adapters:
+        label = f"token_embd.{change.label}_a"
+        rows = _look_up(tape, change.a, scale, label, label)
+        add_low_rank(tape, rows, change, tape.io["n_rows"], hidden, "token_embd")
+    return hidden
+
+
+def _look_up(tape: Tape, weight: Buffer, scale: float, name: str, label: str) -> Buffer:
+    """The weight's rows of the step's tokens, times `scale`."""
+    io, out = tape.io, tape.scratch(name, tape.key.rows, weight.shape[1])
     stored = embed_rows(**tile_constants(weight), N_EMBD=weight.shape[1])
     tape.launch(
-        stored, io["tokens"], io["pos"], io["n_rows"], weight, hidden, scale, label="token_embd",
+        stored, io["tokens"], io["pos"], io["n_rows"], weight, out, scale, label=label,
         variant=type_of(weight), reason=conversion(weight),
     )
-    return hidden
+    return out

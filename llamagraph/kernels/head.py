@@ -3,7 +3,7 @@
 import numpy as np
 
 from llamagraph.kernels.copy import copy_launch
-from llamagraph.kernels.linear import linear, norm_linear, normed
+from llamagraph.kernels.linear import linear, met, norm_linear, normed
 from llamagraph.kernels.loop import repeat
 from llamagraph.kernels.norm import norm_last
 from llamagraph.kernels.sample import choose
@@ -48,7 +48,7 @@ def head(tape: Tape, hidden: Buffer, output_norm: Weights, output: Weights, eps:
         logits = norm_linear(tape, hidden, output_norm, output, eps)
     else:
         x = (norm_last(tape, hidden, output_norm, eps) if one_row
-             else normed(tape, hidden, output_norm, eps, output.weight))
+             else normed(tape, hidden, output_norm, eps, *met(output)))
         logits = linear(tape, x, output, n_rows)
     if softcap:
         tape.launch(cap_logits, n_rows, logits, softcap, logits.shape[1], label="logit_softcap")

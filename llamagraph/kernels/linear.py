@@ -20,6 +20,7 @@ from llamagraph.kernels.gemv import (
     qkv_constants,
 )
 from llamagraph.kernels.layouts import conversion, shared_layout, type_of
+from llamagraph.kernels.lora import add_low_rank
 from llamagraph.kernels.norm import norm, norm_panels
 from llamagraph.kernels.panels import pack, rows_of
 from llamagraph.kernels.shares import fits
@@ -93,6 +94,11 @@ def one_row(tape: Tape, x: Buffer, *weights: Buffer) -> bool:
     return tape.target.is_cuda and rows_of(x) == 1 and fits(tape.target, weights)
 
 
+def met(*parts: Weights) -> list[Buffer]:
+    """All matrices that a row meets in products with these weights: theirs and the adapters'."""
+    return [p.weight for p in parts] + [change.a for p in parts for change in p.adapters]
+
+
 def from_panels(tape: Tape, rows: int, *weights: Buffer) -> bool:
     """Whether so many rows meet the weights in panels."""
     return all(takes(tape.target, w, rows) for w in weights)
@@ -136,11 +142,25 @@ def _label(w: Weights) -> str:
     return w.name.rpartition(".")[2]
 
 
+def _adapt(tape: Tape, x: Buffer, w: Weights, n_rows: Buffer, out: Buffer,
+           norm_w: Weights | None = None, eps: float = 0.0) -> None:
+    """Adds to out = x @ w.T what adapters make of x, or of norm(x) where it is one row."""
+    for change in w.adapters:
+        label = f"{_label(w)}.{change.label}_a"
+        product = tape.scratch(label, rows_of(x), change.a.shape[0])
+        if norm_w is None:
+            _multiply(tape, change.a, x, n_rows, product, label, add=False)
+        else:
+            _multiply_normed(tape, change.a, x, norm_w, product, eps, label)
+        add_low_rank(tape, product, change, n_rows, out, _label(w))
+
+
 def linear(tape: Tape, x: Buffer, w: Weights, n_rows: Buffer | None = None) -> Buffer:
     """x @ w.T (+ bias) for every row: (rows, n_out)."""
     n_rows = n_rows or tape.io["n_rows"]
     out = tape.scratch(_label(w), rows_of(x), w.weight.shape[0])
     _multiply(tape, w.weight, x, n_rows, out, _label(w), add=False)
+    _adapt(tape, x, w, n_rows, out)
     _bias(tape, w, n_rows, out)
     return out
 
@@ -148,20 +168,27 @@ def linear(tape: Tape, x: Buffer, w: Weights, n_rows: Buffer | None = None) -> B
 def linear_residual(tape: Tape, x: Buffer, w: Weights, hidden: Buffer) -> None:
     """hidden += x @ w.T (+ bias)."""
     _multiply(tape, w.weight, x, tape.io["n_rows"], hidden, _label(w), add=True)
+    _adapt(tape, x, w, tape.io["n_rows"], hidden)
     _bias(tape, w, tape.io["n_rows"], hidden)
 
 
 def norm_linear(tape: Tape, hidden: Buffer, norm_w: Weights, w: Weights, eps: float) -> Buffer:
     """norm(hidden) @ w.T (+ bias) for every row: (rows, n_out)."""
-    if not one_row(tape, hidden, w.weight):
-        return linear(tape, normed(tape, hidden, norm_w, eps, w.weight), w)
+    if not one_row(tape, hidden, *met(w)):
+        return linear(tape, normed(tape, hidden, norm_w, eps, *met(w)), w)
     out = tape.scratch(_label(w), 1, w.weight.shape[0])
-    how = constants(tape.target, [w.weight])
-    tape.launch(gemv_norm(**how, NORM=1), w.weight, hidden, norm_w.weight, out, eps,
-                label=_label(w), variant=type_of(w.weight),
-                reason=reason(f"one row, with {_label(norm_w)}", w.weight))
+    _multiply_normed(tape, w.weight, hidden, norm_w, out, eps, _label(w))
+    _adapt(tape, hidden, w, tape.io["n_rows"], out, norm_w, eps)
     _bias(tape, w, tape.io["n_rows"], out)
     return out
+
+
+def _multiply_normed(tape: Tape, weight: Buffer, hidden: Buffer, norm_w: Weights, out: Buffer,
+                     eps: float, label: str) -> None:
+    """out = norm(hidden) @ weight.T, one row on a GPU."""
+    how = constants(tape.target, [weight])
+    tape.launch(gemv_norm(**how, NORM=1), weight, hidden, norm_w.weight, out, eps, label=label,
+                variant=type_of(weight), reason=reason(f"one row, with {_label(norm_w)}", weight))
 
 
 def _qkv_of_rows(tape: Tape, x: Buffer, *parts: Weights) -> tuple[Buffer, Buffer, Buffer]:
@@ -173,6 +200,7 @@ def _qkv_of_rows(tape: Tape, x: Buffer, *parts: Weights) -> tuple[Buffer, Buffer
     q, k, v = outs = tuple(tape.scratch(_label(p), rows_of(x), p.weight.shape[0]) for p in parts)
     three(tape, weights, x, outs, "attn_qkv")
     for p, out in zip(parts, outs, strict=True):
+        _adapt(tape, x, p, tape.io["n_rows"], out)
         _bias(tape, p, tape.io["n_rows"], out)
     return q, k, v
 
@@ -181,8 +209,8 @@ def qkv(tape: Tape, hidden: Buffer, w: Weights, eps: float) -> tuple[Buffer, Buf
     """q, k and v of norm(hidden), with their biases: each (rows, its heads * head_dim)."""
     parts = (w.attn_q, w.attn_k, w.attn_v)
     weights = tuple(p.weight for p in parts)
-    if not one_row(tape, hidden, *weights):
-        return _qkv_of_rows(tape, normed(tape, hidden, w.attn_norm, eps, *weights), *parts)
+    if not one_row(tape, hidden, *met(*parts)):
+        return _qkv_of_rows(tape, normed(tape, hidden, w.attn_norm, eps, *met(*parts)), *parts)
     biases = tuple(p.bias for p in parts)
     if not fuses(tape.target, *weights) or len({b is None for b in biases}) > 1:
         q, k, v = (norm_linear(tape, hidden, w.attn_norm, p, eps) for p in parts)
@@ -195,4 +223,6 @@ def qkv(tape: Tape, hidden: Buffer, w: Weights, eps: float) -> tuple[Buffer, Buf
     tape.launch(chosen(**how), *inputs, *outs, eps, label="attn_qkv",
                 variant=" ".join(dict.fromkeys(map(type_of, weights))),
                 reason=reason("one row: norm and three products in a launch", *weights))
+    for part, out in zip(parts, outs, strict=True):
+        _adapt(tape, hidden, part, tape.io["n_rows"], out, w.attn_norm, eps)
     return q, k, v

@@ -10,6 +10,7 @@ from llamagraph.kernels.linear import (
     from_panels,
     linear,
     linear_residual,
+    met,
     normed,
     one_row,
     reason,
@@ -58,18 +59,18 @@ def gate_act_panels(gate: In, up: In, n_rows: In, out: Out, *, ACT: str, WIDTH: 
 def _gated(tape: Tape, hidden: Buffer, w: Weights, eps: float, act: str) -> Buffer:
     """act(gate(norm(hidden))) * up(norm(hidden)): (rows, n_ff), or panels if ffn_down has them."""
     gate, up = w.ffn_gate, w.ffn_up
-    if from_panels(tape, hidden.shape[0], w.ffn_down.weight):
+    if from_panels(tape, hidden.shape[0], *met(w.ffn_down)):
         return _gated_panels(tape, hidden, w, eps, act)
     out = tape.scratch("ffn_act", hidden.shape[0], gate.weight.shape[0])
     if (one_row(tape, hidden, gate.weight) and shared_layout((gate.weight, up.weight))
-            and gate.bias is None and up.bias is None):
+            and gate.bias is None and up.bias is None and not (gate.adapters or up.adapters)):
         how = constants(tape.target, [gate.weight, up.weight], parts=2)
         tape.launch(gemv_norm_gated(**how, ACT=act), hidden, w.ffn_norm.weight, gate.weight,
                     up.weight, out, eps, label="ffn_gate_up",
                     variant=f"{type_of(gate.weight)} {act}",
                     reason=reason("one row: norm, gate, up and act in a launch", gate.weight))
         return out
-    x = normed(tape, hidden, w.ffn_norm, eps, gate.weight, up.weight)
+    x = normed(tape, hidden, w.ffn_norm, eps, *met(gate, up))
     tape.launch(gate_act(ACT=act, WIDTH=out.shape[1]), linear(tape, x, gate),
                 linear(tape, x, up), tape.io["n_rows"], out, label="ffn_act", variant=act)
     return out
@@ -77,9 +78,10 @@ def _gated(tape: Tape, hidden: Buffer, w: Weights, eps: float, act: str) -> Buff
 
 def _gated_panels(tape: Tape, hidden: Buffer, w: Weights, eps: float, act: str) -> Buffer:
     gate, up = w.ffn_gate, w.ffn_up
-    x = normed(tape, hidden, w.ffn_norm, eps, gate.weight, up.weight)
+    x = normed(tape, hidden, w.ffn_norm, eps, *met(gate, up))
     out = panels(tape, "ffn_act", hidden.shape[0], gate.weight.shape[0])
-    if x.dtype == "F16" and gates(gate.weight, up.weight) and gate.bias is up.bias is None:
+    if (x.dtype == "F16" and gates(gate.weight, up.weight) and gate.bias is up.bias is None
+            and not (gate.adapters or up.adapters)):
         gated(tape, gate.weight, up.weight, x, out, act)
         return out
     tape.launch(gate_act_panels(ACT=act, WIDTH=gate.weight.shape[0]), linear(tape, x, gate),

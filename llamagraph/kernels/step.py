@@ -19,7 +19,7 @@ N_COUNTERS = 4096  # zero between launches; a kernel that counts leaves them at 
 MAX_EOG = 62  # tokens that end a loop on the device
 
 
-def step_io(n_ctx: int, n_vocab: int = 0) -> dict[str, Buffer]:
+def step_io(n_ctx: int, n_vocab: int = 0, n_adapters: int = 0) -> dict[str, Buffer]:
     """The buffers of the `io` arena for sequences of up to `n_ctx` tokens.
 
     `published`, `candidates` and `stop` lie in the `mapped` arena, which the host shares: a chosen
@@ -38,6 +38,7 @@ def step_io(n_ctx: int, n_vocab: int = 0) -> dict[str, Buffer]:
         "bias_values": ("F32", MAX_BIAS),
         "ends": ("I32", 2 + MAX_EOG),  # of a loop: a position, and so many tokens
         "condition": ("U32", 3),  # of a loop: its handle in two words, and whether it goes on
+        "lora_scales": ("F32", n_adapters),
         "counters": ("U32", N_COUNTERS),
     }
     buffers, offset = {}, 0
