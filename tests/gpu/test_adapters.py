@@ -33,8 +33,10 @@ def logits_of(model, sources, device, mode, scales):
     return np.concatenate(found)
 
 
-@pytest.mark.parametrize("quant", ["Q4_K", "F16"])
-def test_every_mode_gives_the_same_bits_near_numpys(gpu, tmp_path, quant):
+# Activations are int8 where weights are Q4_K: a last bit before the rounding is a step behind it,
+# and 2e-7 of the norms' weights already change logits by 2e-3.
+@pytest.mark.parametrize("quant, limit", [("Q4_K", 1e-2), ("F16", 5e-3)])
+def test_every_mode_gives_the_same_bits_near_numpys(gpu, tmp_path, quant, limit):
     model = tiny_model(tmp_path / "m.gguf", quant=quant, tied=False)
     sources = [
         write_adapter(tmp_path / "a.gguf", model, [*LAYER, "output.weight", EMBEDDING], 5),
@@ -47,4 +49,4 @@ def test_every_mode_gives_the_same_bits_near_numpys(gpu, tmp_path, quant):
     assert all(np.array_equal(found["stream"], other) for other in found.values())
     expected = logits_of(model, sources, CpuDevice(gpu.target), "stream", scales)
     error = np.linalg.norm(found["stream"] - expected) / np.linalg.norm(expected)
-    assert error < 5e-3, error
+    assert error < limit, error
