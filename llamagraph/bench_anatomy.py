@@ -5,21 +5,21 @@ All of it through what every device has: captured graphs, replayed and timed by 
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from itertools import pairwise
+from itertools import chain
 from typing import Any
+
+import numpy as np
 
 from llamagraph.bench import Subject
 from llamagraph.bench_compare import Anatomy, Comparison, Timed, compare
 from llamagraph.bench_result import Case, context_of
 from llamagraph.gguf.reader import GGUFFile
 from llamagraph.kernels.attention import attention_vars
-from llamagraph.kernels.probe import nothing
+from llamagraph.kernels.probe import Clock, nothing
 from llamagraph.program.device import Device
 from llamagraph.program.launch import Work
 
-SAMPLES, REPEATS = 3, 4  # of a part of a step behind whole ones
-REPLAYS = 20  # of launches that do nothing
+SAMPLES, REPLAYS = 3, 20
 
 
 def comparisons(file: GGUFFile, device: Device, cases: Sequence[Case], modes: Sequence[str],
@@ -45,73 +45,64 @@ def anatomy(subject: Subject, case: Case, timeline: bool = False) -> Anatomy:
     """Of the case's decode step, replayed as a captured graph."""
     device = subject.device
     subject.start(case, "capture")
-    program, idle = subject.runner.decode(1).program, nothing(device)
+    program, idle = subject.runner.decode(case.n_gen).program, nothing(device)
     driver, python = (device.queue.launch_cost(idle) if hasattr(device.queue, "launch_cost")
                       else (None, None))
-    vars = attention_vars(device.target, case.n_depth + 1)
+    middle = case.n_depth + case.n_gen // 2
+    vars = attention_vars(device.target, middle + 1)
     bound = [device.queue.bind(launch.resolve(vars, device.memory.address))
              for launch in program.launches]
-    step = _seconds(subject, case, [bound], case.n_gen)
-    gap = _seconds(subject, case, [[idle] * len(bound)], REPLAYS, moves=False) / len(bound)
-    times = _launch_seconds(subject, case, bound, idle, gap, step) if timeline else []
-    work = Work(1, case.n_depth + 1)
+    step = _seconds(subject, bound, case.n_depth, case.n_gen)
+    gap = _seconds(subject, [idle] * len(bound), case.n_depth, REPLAYS, moves=False) / len(bound)
+    rounds = min(REPLAYS, case.n_gen)
+    times = _launch_ns(subject, bound, middle - rounds // 2, rounds, 1e9 * step) if timeline else []
+    work = Work(1, middle + 1)
     return Anatomy(
         len(bound), 1e9 * step, 1e9 * gap, None if driver is None else 1e9 * driver,
         None if python is None else 1e9 * python,
-        tuple(Timed(launch.label, launch.kernel.name, max(0.0, 1e9 * s), sum(launch.traffic(work)))
-              for launch, s in zip(program.launches, times, strict=bool(times))),
+        tuple(Timed(launch.label, launch.kernel.name, ns, sum(launch.traffic(work)))
+              for launch, ns in zip(program.launches, times, strict=bool(times))),
     )
 
 
-def _launch_seconds(subject: Subject, case: Case, bound: Sequence[Any], idle: Any, gap: float,
-                    step: float) -> list[float]:
-    """Each launch of a step.
+def _launch_ns(subject: Subject, bound: Sequence[Any], first: int, rounds: int, step: float
+               ) -> list[float]:
+    """Each launch of a step: from the end of the one before to its own, by the device's clock.
 
-    A launch that is repeated by itself finds its weights in the cache. So a graph of the step's
-    first i launches is replayed behind whole steps, for every i: what the i-th adds is its time.
-    The last one moves the position on, and has the rest of the step. A device whose launches return
-    when they are done is asked for each.
+    A launch that is repeated by itself finds its weights in the cache. So whole steps are replayed,
+    with a stamp of the time behind every launch; all stamps alike have the time that such a step
+    takes longer than one without them.
     """
-    queue, n = subject.device.queue, min(REPEATS, case.n_gen)
-    if not queue.ahead:
-        subject.start(case, "stream")
-        subject.runner.n_past += 1  # as the last launch moves the device's
-        return [queue.time(partial(queue.launch, b)) for b in bound]
-    alone = _seconds(subject, case, [bound], n)
-    parts = [[idle], *(bound[:i] for i in range(1, len(bound)))]
-    sums = [_seconds(subject, case, [bound, part], n) - alone for part in parts]
-    sums[0] -= gap
-    return [after - before for before, after in pairwise([*sums, step])]
+    clock = Clock(subject.device, SAMPLES * rounds * (len(bound) + 1))
+    stamped = [clock.stamp, *chain.from_iterable((b, clock.stamp) for b in bound)]
+    _seconds(subject, stamped, first, rounds)
+    stamps = clock.read().reshape(-1, len(bound) + 1)
+    times = np.median(np.diff(stamps, axis=1), axis=0)
+    return np.maximum(0, times - (times.sum() - step) / len(bound)).tolist()
 
 
-def _captured(device: Device, part: Sequence[Any]) -> Any:
-    return device.graphs.capture(lambda: [device.queue.launch(b) for b in part])[0]
+def _seconds(subject: Subject, launches: Sequence[Any], first: int, n: int, moves: bool = True
+             ) -> float:
+    """Of the launches as a graph that is replayed n times, by the device's clock; a median.
 
-
-def _seconds(subject: Subject, case: Case, parts: Sequence[Sequence[Any]], n: int,
-             moves: bool = True) -> float:
-    """The parts as graphs behind each other, by the device's clock: the mean of n such rounds.
-
-    The host does nothing but replay, so that the device need not wait. `moves`: a round is one step
-    of the sequence.
+    The host does nothing but replay, so that the device need not wait. `moves`: a replay is a step
+    of the sequence, the first one that of the token at `first`.
     """
-    device, runner = subject.device, subject.runner
-    graphs = [_captured(device, part) for part in parts]
+    device, runner, samples = subject.device, subject.runner, []
+    graph = device.graphs.capture(lambda: [device.queue.launch(b) for b in launches])[0]
 
     def work() -> None:
         for _ in range(n):
-            for graph in graphs:
-                device.graphs.replay(graph)
+            device.graphs.replay(graph)
 
     try:
-        samples = []
         for _ in range(SAMPLES):
-            subject.start(case, "capture")
+            runner.reset(min(first, runner.n_past))
             if moves:
-                runner.kv.grow(device.memory, case.n_depth + n)
-                runner.n_past += n
+                runner.kv.grow(device.memory, first + n)
+                device.memory.write(runner.io["pos"], [first])
+                runner.n_past = first + n
             samples.append(device.queue.time(work) / n)
         return statistics.median(samples)
     finally:
-        for graph in graphs:
-            device.graphs.close(graph)
+        device.graphs.close(graph)

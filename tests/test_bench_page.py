@@ -54,7 +54,7 @@ def test_plots_models_and_launches_in_a_browser(file, browser):
     assert browser.count("rect.launch") >= 150 and browser.count("circle.dot") == 150
     ends = browser.js("return [...document.querySelectorAll('rect.launch')].map(e => "
                       "+e.getAttribute('x') + +e.getAttribute('width'))")
-    assert max(ends) <= 1140
+    assert max(ends) <= browser.js("return WIDTH")
     browser.js("document.querySelector('circle.dot').scrollIntoView({block: 'center'})")
     browser.point("circle.dot[data-launch='149']")
     facts = browser.js("return document.getElementById('dot-facts').textContent")

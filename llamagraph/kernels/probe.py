@@ -1,4 +1,4 @@
-"""How fast memory can be read: the floor that decoding is measured against.
+"""How fast memory can be read, the floor that decoding is measured against; and a clock.
 
 Part of no step. Knows a device's memory and queue, no model.
 """
@@ -15,6 +15,7 @@ from llamagraph.program.launch import (
     Buffer,
     Geometry,
     In,
+    InOut,
     Kernel,
     Launch,
     Out,
@@ -69,6 +70,17 @@ def read_all(data: In, out: Out, n_rounds: int) -> None:
     np.sum(tiles, axis=(0, 2), dtype=np.uint32, out=out)
 
 
+def _single(target, *args: Value) -> Geometry:
+    return Geometry((1, 1, 1), 32)
+
+
+@kernel("probe.cu", geometry=_single)
+def stamp(times: InOut, count: InOut) -> None:
+    """times[count] = now, as two U32 the nanoseconds of the device's clock; count += 1."""
+    times.view(np.uint64)[count[0]] = time.perf_counter_ns()
+    count += 1
+
+
 def read_bandwidth(device: Device, n_bytes: int | None = None) -> float:
     """Bytes a second at which the device reads `n_bytes` from end to end; a median.
 
@@ -96,8 +108,32 @@ def nothing(device: Device) -> Any:
     """A bound launch that does nothing, a block a multiprocessor, as steps are launched here."""
     device.memory.reserve("probe", ITEM_BYTES["U32"])
     words = dense("words", "probe", 0, (1,), "U32")
-    geometry = Geometry((device.target.n_sm, 1, 1), 256)
-    launch = Launch(fill_words, geometry, (words, 0), "nothing", pdl=device.target.pdl)
+    return _as_in_steps(device, fill_words, Geometry((device.target.n_sm, 1, 1), 256), words, 0)
+
+
+class Clock:
+    """Room for `n` stamps of the device's clock; `stamp` is the bound launch that leaves one."""
+
+    def __init__(self, device: Device, n: int):
+        self._memory = device.memory
+        self._times = dense("times", "probe", 0, (n, 2), "U32")
+        self._count = dense("count", "probe", self._times.stop, (1,), "U32")
+        device.memory.reserve("probe", self._count.stop)
+        device.memory.grow("probe", 0, self._count.stop)
+        self.stamp = _as_in_steps(device, stamp, _single(None), self._times, self._count)
+        self.reset()
+
+    def reset(self) -> None:
+        self._memory.write(self._count, np.zeros(1, np.uint32))
+
+    def read(self) -> np.ndarray:
+        """int64 (n_stamps,): nanoseconds, what was queued being done."""
+        n = int(self._memory.read(self._count)[0])
+        return self._memory.read(self._times).view(np.uint64)[:n, 0].astype(np.int64)
+
+
+def _as_in_steps(device: Device, kernel: Kernel, geometry: Geometry, *args: Value) -> Any:
+    launch = Launch(kernel, geometry, args, kernel.name, pdl=device.target.pdl)
     return device.queue.bind(launch.resolve({}, device.memory.address))
 
 
