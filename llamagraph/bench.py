@@ -3,9 +3,11 @@
 The choice of the token is part of a decode step's time. Returns plain data, prints nothing.
 """
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -36,9 +38,10 @@ WARM_SECONDS = 0.3  # of work before the first sample: a GPU's clock rises under
 
 
 class Run(NamedTuple):
-    """A case that has run: its time, and the token that its last step chose."""
+    """A case that has run: its time, the launches changed, and the token of its last step."""
 
     ns: int
+    updates: int
     token: int
 
 
@@ -58,6 +61,19 @@ def bench(file: GGUFFile, device: Device, cases: Sequence[Case], modes: Sequence
             yield from subject.measure(case, modes, repetitions, warmup)
     finally:
         subject.close()
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Without Python's search for garbage, as `timeit` does it: none of the modes makes any."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def random_tokens(file: GGUFFile, position: int, n: int) -> list[int]:
@@ -104,14 +120,12 @@ class Subject:
         self.runner.close_executors()
         if warmup:
             self._warm_up(case, modes)
-        before = [self._updates(mode) for mode in modes]
-        rounds = [[self.repeat(case, mode) for mode in modes] for _ in range(repetitions)]
-        updates = [(self._updates(mode) - n) // repetitions
-                   for mode, n in zip(modes, before, strict=True)]
-        runs = zip(*rounds, strict=True)
-        return [Result(**self._facts, **asdict(case), test_time=when, node_updates=n,
-                       last_token=done[-1].token, **self._figures(case, mode, done))
-                for mode, n, done in zip(modes, updates, runs, strict=True)]
+        with no_collections():
+            rounds = [[self.repeat(case, mode) for mode in modes] for _ in range(repetitions)]
+            runs = zip(*rounds, strict=True)
+            return [Result(**self._facts, **asdict(case), test_time=when,
+                           last_token=done[-1].token, **self._figures(case, mode, done))
+                    for mode, done in zip(modes, runs, strict=True)]
 
     def _fill(self, depth: int) -> None:
         if depth != self._depth:
@@ -131,12 +145,15 @@ class Subject:
             if time.perf_counter() >= until:
                 return
 
-    def _updates(self, mode: str) -> int:
-        self.runner.use(mode)
+    def _updates(self) -> int:
         return sum(e.updates for e in self.runner.executors.values())
 
     def start(self, case: Case, mode: str) -> list[int]:
-        """Back to the depth; the prompt, or the token that the first decode step reads."""
+        """Back to the depth; the prompt, or the token that the first decode step reads.
+
+        Graphs that decode get the arguments of that step, for the way back is no token's cost; a
+        loop has those of its last step all the time.
+        """
         runner = self.runner
         runner.use(mode)
         runner.most_rows = case.n_ubatch
@@ -145,6 +162,9 @@ class Subject:
         if not case.n_prompt:
             runner.write_tokens(tokens)
             runner.device.memory.write(runner.io["n_rows"], [1])
+            if len(runner.executors) and runner.mode != "loop":
+                runner.decode(1)
+                runner.reset(case.n_depth)
         runner.device.queue.wait()
         return tokens
 
@@ -157,13 +177,13 @@ class Subject:
     def repeat(self, case: Case, mode: str) -> Run:
         """The case once, up to the host's reading of the last token."""
         runner, tokens = self.runner, self.start(case, mode)
-        start = time.perf_counter_ns()
+        before, start = self._updates(), time.perf_counter_ns()
         if case.n_prompt:
             runner.prefill(tokens)
         runner.decode(case.n_gen)
         runner.device.queue.wait()
         token = runner.chosen(runner.n_past)
-        return Run(time.perf_counter_ns() - start, token)
+        return Run(time.perf_counter_ns() - start, self._updates() - before, token)
 
     def watch(self, case: Case, mode: str) -> list[Step]:
         """The case once more, each launch of steps with nothing else queued.
@@ -205,6 +225,7 @@ class Subject:
         return {
             "graph_mode": next(n for n, kind in EXECUTORS.items() if type(last) is kind),
             "avg_ttft_ns": round(statistics.mean(firsts)),
+            "node_updates": round(statistics.mean(run.updates for run in runs)),
             **speeds(case.n_tokens, samples),
             **latencies(case, steps),
             **against_floor(case.n_tokens, samples, sum(s.n_bytes for s in steps), self.bandwidth),
