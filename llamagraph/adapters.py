@@ -203,6 +203,10 @@ class Adapters:
         on = tuple(name for name, scale in self.scales.items() if scale != 0)
         return replace(key, adapters=on)
 
+    def applied(self) -> list[tuple[GGUFFile, float]]:
+        """Files and scales of those that steps apply; the files may be closed."""
+        return [(x.file, self.scales[x.name]) for x in self._adapters if self.scales[x.name]]
+
     def changes(self, key: StepKey, weights: Mapping[str, Buffer], scales: Buffer
                 ) -> dict[str, list[LowRank]]:
         """What the key's adapters add, by the tensor that it is added to; see `Weights`."""

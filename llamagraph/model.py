@@ -6,20 +6,21 @@
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from llamagraph import promptcache
 from llamagraph.adapters import Adapters, Source
 from llamagraph.devices import open_device
 from llamagraph.errors import LlamaGraphError
 from llamagraph.execute import EXECUTORS
+from llamagraph.generation import Generation
 from llamagraph.gguf.hub import default_model
 from llamagraph.gguf.reader import GGUFFile
-from llamagraph.planner import keys_of_rows, usual_keys
 from llamagraph.program.device import Device
 from llamagraph.runner import Runner
 from llamagraph.sampling import BANNED, SamplingParams, file_defaults
@@ -27,113 +28,7 @@ from llamagraph.text import Tokenizer
 from llamagraph.text.breakers import sequence_breakers
 from llamagraph.text.gbnf import parse_grammar
 from llamagraph.text.json_schema import schema_to_gbnf
-from llamagraph.text.matcher import Constraint, Matcher
-from llamagraph.text.stops import StopText
-from llamagraph.timings import Timings
-
-
-class Token(NamedTuple):
-    """A token and the characters that it completed."""
-
-    id: int
-    text: str
-
-
-@dataclass
-class Generation:
-    """An answer as it grows: iterate for its tokens, read the rest at any time.
-
-    `stop_reason`: "eog", "limit", "context", "stop" (a stop string), or None while it runs. An
-    end-of-generation token is not part of `tokens`.
-    """
-
-    model: "Model"
-    prompt_tokens: list[int]
-    params: SamplingParams
-    limit: int = -1
-    stop: Sequence[str] = ()
-    ignore_eos: bool = False
-    n_logprobs: int = 0
-    matcher: Matcher | None = None
-    special: bool = False
-    tokens: list[int] = field(default_factory=list)
-    text: str = ""
-    stop_reason: str | None = None
-    logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
-    timings: Timings = field(default_factory=Timings)
-
-    def __iter__(self) -> Iterator[Token]:
-        if self.tokens or self.stop_reason:
-            raise LlamaGraphError("an answer can be iterated once; call generate again")
-        for token in self._tokens():
-            self.text += token.text
-            yield token
-
-    def warm_up(self) -> None:
-        """Makes what the answer's steps need before it is iterated, and runs two of them."""
-        runner = self.model.runner
-        constraint = Constraint(self.matcher) if self.matcher else None
-        self.prepare()
-        runner.reset()
-        for _ in runner.generate(self.prompt_tokens[:1], self.params, 2, constraint=constraint):
-            pass
-        runner.reset()
-
-    def prepare(self, rows: Sequence[int] = ()) -> None:
-        """Makes the programs that the answer will run, or those of so many rows: now, as a part of
-        loading, so that no token waits for them."""
-        start, runner = time.perf_counter(), self.model.runner
-        sampler = runner.sampler(self.params, self.matcher is not None)
-        n_prompt = len(self.prompt_tokens)
-        loop_to = runner.loop_to(n_prompt, self.limit)
-        keys = (keys_of_rows(rows, sampler, loop_to is not None) if rows
-                else usual_keys(n_prompt, sampler, runner.most_rows, loop_to))
-        runner.prepare(keys, loop_to or n_prompt + 1)
-        self.model.load_seconds += time.perf_counter() - start
-
-    def _tokens(self) -> Iterator[Token]:
-        runner, tokenizer = self.model.runner, self.model.tokenizer
-        constraint = Constraint(self.matcher) if self.matcher else None
-        self.timings = Timings(self.model.load_seconds, n_prompt=len(self.prompt_tokens),
-                               constraint=constraint)
-        runner.reset()
-        decoder, stop = tokenizer.decoder(special=self.special), StopText(self.stop)
-        start = time.perf_counter()
-        if self.limit == 0:
-            self.stop_reason = "limit"
-            return
-        seen = self._take_logprobs if self.n_logprobs else None
-        eog = () if self.ignore_eos else tokenizer.eog
-        for id in runner.generate(self.prompt_tokens, self.params, self.limit, seen, constraint,
-                                  eog):
-            self.timings.seconds = time.perf_counter() - start
-            self.timings.n_generated += 1
-            if self.timings.n_generated == 1:
-                self.timings.first_token_seconds = self.timings.seconds
-            if tokenizer.is_eog(id) and not (self.ignore_eos and constraint is None):
-                self.stop_reason = "eog"
-                if rest := stop.feed(decoder.flush()) + stop.flush():
-                    yield Token(id, rest)
-                return
-            self.tokens.append(id)
-            text = stop.feed(decoder.feed(id))
-            if stop.stopped:
-                self.stop_reason = "stop"
-            elif self.timings.n_generated == self.limit:
-                self.stop_reason = "limit"
-            elif len(self.prompt_tokens) + self.timings.n_generated > runner.n_ctx:
-                self.stop_reason = "context"
-            if self.stop_reason and not stop.stopped:
-                text += stop.feed(decoder.flush()) + stop.flush()
-            yield Token(id, text)
-            if self.stop_reason:
-                return
-
-    def _take_logprobs(self, executor: Any) -> None:
-        logits = self.model.runner.read_logits(executor)[0].astype(np.float64)
-        ids = np.argsort(-logits, kind="stable")[: self.n_logprobs]
-        total = np.log(np.exp(logits - logits.max()).sum()) + logits.max()
-        self.logprobs.append([(int(i), float(logits[i] - total)) for i in ids])
+from llamagraph.text.matcher import Matcher
 
 
 class Model:
@@ -160,8 +55,15 @@ class Model:
     def generate(self, prompt: str | Sequence[int], *, limit: int = -1,
                  stop: str | Sequence[str] = (),
                  ignore_eos: bool = False, logprobs: int = 0, special: bool = False,
-                 grammar: str | Matcher | None = None, **sampling: Any) -> Generation:
+                 grammar: str | Matcher | None = None, context_shift: bool = False, keep: int = 0,
+                 reuse: bool = True, prompt_read: Callable[[], None] | None = None,
+                 **sampling: Any) -> Generation:
         """An answer to raw text or token ids, up to `limit` tokens (-1: no limit).
+
+        What the prompt shares with the tokens in the KV cache is not read again, unless `reuse` is
+        false: logits are then the same within rounding, for a step of another size adds in another
+        order. With `context_shift` a full context keeps its first `keep` tokens (-1: the prompt)
+        beside a BOS, drops half of the rest, and the answer goes on.
 
         `sampling` are the fields of `SamplingParams`, the file's recommendations where they are not
         given; `logprobs` the number of likeliest tokens to keep a step; with `special` the texts
@@ -175,7 +77,15 @@ class Model:
         stop = [stop] if isinstance(stop, str) else stop
         if isinstance(grammar, str):
             grammar = self.matcher(grammar)
-        return Generation(self, ids, params, limit, stop, ignore_eos, logprobs, grammar, special)
+        kept = self._kept(ids, keep) if context_shift else None
+        return Generation(self, ids, params, limit, stop, ignore_eos, logprobs, grammar, special,
+                          kept, reuse, prompt_read)
+
+    def _kept(self, prompt: Sequence[int], keep: int) -> int:
+        """How many of the prompt's tokens a shift keeps (llama.cpp's rule: N, and a BOS)."""
+        if keep < 0 or keep > len(prompt):
+            return len(prompt)
+        return min(len(prompt), keep + self.tokenizer.add_bos)
 
     def _params(self, sampling: dict[str, Any], ignore_eos: bool) -> SamplingParams:
         """The parameters of an answer, with the biases and breakers that the vocabulary gives."""
@@ -230,6 +140,17 @@ class Model:
         runner.reset()  # what is in the KV cache was computed with the old one
         runner.adapters.set(name, scale)
         runner.adapters.write(runner.device.memory, runner.io)
+
+    def save_state(self, path: str | Path) -> None:
+        """Writes the tokens that are in the KV cache, and the cache; see `promptcache`."""
+        promptcache.save(Path(path), self.file, self.runner)
+
+    def load_state(self, path: str | Path) -> int:
+        """Takes such a file's place in its text; how many tokens the next prompt may share.
+
+        Raises LlamaGraphError with the reason where the file is not of this model.
+        """
+        return promptcache.load(Path(path), self.file, self.runner)
 
     def close(self) -> None:
         """Frees the model and its device, also one that was passed in open."""

@@ -14,6 +14,7 @@ from llamagraph.gguf.reader import GGUFFile
 from llamagraph.kernels.attention import attention_class
 from llamagraph.kernels.kv import BLOCK, TYPES, fits
 from llamagraph.kernels.layouts import layout, stored_bytes
+from llamagraph.kernels.shift import shift
 from llamagraph.kernels.step import step_io
 from llamagraph.kvcache import KVCache
 from llamagraph.models.config import MAX_CONTEXT
@@ -26,9 +27,10 @@ from llamagraph.program.weights import Weights
 ROW_BUCKETS = (1, 8, 32, 64, 128, 256, 512, 1024, 2048)
 LOGIT_ROWS = 32  # at most, where all rows' logits are wanted: they fill the scratch
 FACTORS = "rope_freqs.weight"  # no weight by itself: it goes into the rope tables
+SHIFT = StepKey(logits="none", shift=True)
 LARGEST = (  # the steps that need most scratch; a missing tensor shows while they are planned
     StepKey(LOGIT_ROWS, "all"), StepKey(ROW_BUCKETS[-1], "last"), StepKey(8, "last", "long"),
-    StepKey(1, "last", "long", "chain"),
+    StepKey(1, "last", "long", "chain"), SHIFT,
 )
 
 
@@ -150,11 +152,21 @@ class Planner:
         self.weights_bytes = -(-stop // ALIGNMENT) * ALIGNMENT
 
     def plan(self, key: StepKey) -> Program:
-        """The launches of a step."""
+        """The launches of a step, or of a shift."""
         tape = Tape(self.target, key, self.io)
-        changes = self.adapters.changes(key, self.buffers, self.io["lora_scales"])
-        self._step(tape, self.weights.adapted(changes), self.kv.layers, self.config)
+        if key.shift:
+            self._shift(tape)
+        else:
+            changes = self.adapters.changes(key, self.buffers, self.io["lora_scales"])
+            self._step(tape, self.weights.adapted(changes), self.kv.layers, self.config)
         return tape.program()
+
+    def _shift(self, tape: Tape) -> None:
+        for i, (shape, rope) in enumerate(
+                zip(self.config.layers, self.config.rope_of, strict=True)):
+            with tape.scope(f"blk.{i}"):
+                inv_freq = getattr(self.weights.rope, rope).weight
+                shift(tape, self.kv.layers[i], shape, inv_freq, self.n_ctx)
 
     def scratch_bytes(self) -> int:
         """What the largest step needs; twice as much where some of several adapters, which are

@@ -4,6 +4,7 @@ The sequence lives on the device. The runner tells the device what cannot be kno
 rows a step has, and which program fits it.
 """
 
+import sys
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,12 +18,12 @@ from llamagraph.gguf.reader import GGUFFile
 from llamagraph.kernels.attention import attention_vars
 from llamagraph.kernels.step import MAX_EOG
 from llamagraph.loading import Progress, load
-from llamagraph.planner import LOGIT_ROWS, ROW_BUCKETS, Planner, prompt_steps, step_key
+from llamagraph.planner import LOGIT_ROWS, ROW_BUCKETS, SHIFT, Planner, prompt_steps, step_key
 from llamagraph.program.device import Device
 from llamagraph.program.launch import Program, StepKey
 from llamagraph.sampling import SamplingParams
 from llamagraph.sampling_host import HostChain
-from llamagraph.sequence import TokenSequence
+from llamagraph.sequence import TokenSequence, n_dropped
 from llamagraph.text.matcher import Constraint
 
 LOOP_STEPS = 1024  # of a launch that nobody has limited: memory is there for all of them
@@ -41,11 +42,11 @@ class Runner(TokenSequence):
                  type_k: str | None = None, type_v: str | None = None,
                  adapters: Adapters | None = None):
         planner = Planner(file, device.target, n_ctx, type_k, type_v, adapters)
-        super().__init__(device, planner.io, planner.n_ctx)
+        super().__init__(device, planner.io, planner.kv, planner.n_ctx)
         self._warn = warn
         self.most_rows = min(n_ubatch, ROW_BUCKETS[-1])
         self.plan, self.config, self.n_vocab = planner.plan, planner.config, planner.n_vocab
-        self.kv, self.weights, self.adapters = planner.kv, planner.weights, planner.adapters
+        self.weights, self.adapters = planner.weights, planner.adapters
         load(file, device, planner, n_ctx, progress or (lambda *_: None))
         self._published, self._candidates, self._stop = (
             device.memory.host_view(self.io[name]) for name in ("published", "candidates", "stop"))
@@ -121,7 +122,7 @@ class Runner(TokenSequence):
         In mode `loop` a step of one row runs up to `most` times, fewer where one of the tokens
         `eog` is chosen; `n_past` then counts all of them.
         """
-        loops = self._loops()
+        loops, most = self._loops(), min(most, self.n_ctx - self.n_past)
         looped = self.n_past + (most if loops and n_rows == 1 else n_rows)
         key = step_key(n_rows, looped, logits, sampler, loops)
         executor = self.executors[self.adapters.key(key)]
@@ -171,21 +172,21 @@ class Runner(TokenSequence):
         return params.sampler(self.device.target, self.n_vocab)
 
     def _reach(self, n_past: int, limit: int) -> tuple[int, int]:
-        """Where an answer behind so many tokens ends at the latest; the most steps of a launch."""
-        if limit > 0:
-            return min(self.n_ctx, n_past + limit - 1), self.n_ctx
-        return self.n_ctx, LOOP_STEPS
+        """The last position of an answer behind so many tokens; the most steps of a launch."""
+        return (n_past + limit - 1, self.n_ctx) if limit > 0 else (sys.maxsize, LOOP_STEPS)
 
     def loop_to(self, n_past: int, limit: int) -> int | None:
         """The positions at the end of such an answer's first loop; None where there are none."""
-        end, most = self._reach(n_past, limit)
-        return min(end, n_past + most) if self._loops() else None
+        last, most = self._reach(n_past, limit)
+        return min(last, self.n_ctx, n_past + most) if self._loops() else None
 
     def generate(self, prompt: Sequence[int], params: SamplingParams, limit: int = -1,
                  seen: Callable[[Any], None] | None = None, constraint: Constraint | None = None,
-                 eog: Collection[int] = ()) -> Generator[int, None, None]:
+                 eog: Collection[int] = (), keep: int | None = None
+                 ) -> Generator[int, None, None]:
         """Token ids after the prompt, up to `limit`, one of `eog` or the end of the context.
 
+        With `keep` a full context drops tokens behind the first `keep`, and the answer goes on.
         `seen(executor)` is called after each step, before the next one is queued. Without it the
         next step, or a loop of all that follow, is queued before a token is handed out; what ran
         too far is taken back. With a `constraint` the host chooses each token, of those that it
@@ -197,24 +198,29 @@ class Runner(TokenSequence):
         executor = self.prefill(prompt, sampler)
         position, ahead = self.n_past, not seen and sampler != "host" and (
             self.device.queue.ahead or self._loops())
-        end, most = self._reach(position, limit)
+        last, most = self._reach(position, limit)
+        most = most if ahead else 1
+        full = self.n_ctx if keep is None or not n_dropped(self.n_ctx, keep) else None
         turn = self._turn
         try:
             while True:
-                if self._turn != turn:
-                    raise LlamaGraphError("another answer has begun; this one cannot go on")
                 if seen:
                     seen(executor)
                 if sampler == "host":
                     self._choose(chain, constraint)
-                if ahead and self.n_past == position < end:
-                    self.step(1, "last", sampler, min(most, end - position), eog)
+                if ahead and self.n_past == position < min(last, self.n_ctx):
+                    self.step(1, "last", sampler, min(most, last - position), eog)
                 self.sequence.append(token := self.chosen(position))
                 yield token
-                if position == end or token in eog:
+                if position in (last, full) or token in eog:
                     return
-                if not ahead:
-                    executor = self.step(1, "last", sampler)
+                if self._turn != turn:
+                    raise LlamaGraphError("another answer has begun; this one cannot go on")
+                if position == self.n_ctx:
+                    dropped = self._drop(keep or 0, chain)
+                    position, last = position - dropped, last - dropped
+                if self.n_past == position:
+                    executor = self.step(1, "last", sampler, min(most, last - position), eog)
                 position += 1
         except DeviceError:
             self._turn += 1  # after a fault nothing can be taken back
@@ -222,6 +228,36 @@ class Runner(TokenSequence):
         finally:
             if self._turn == turn:
                 self.reset(min(position, self.n_past))
+
+    def _drop(self, keep: int, chain: HostChain) -> int:
+        """A shift within an answer: what is drawn for a position is drawn anew."""
+        chain.params = chain.params.continued()
+        chain.params.write(self.device.memory, self.io)
+        return self.shift(keep)
+
+    def shift(self, keep: int) -> int:
+        """Drops half of the tokens behind the first `keep`; how many. The others' KV moves.
+
+        An answer may go on after it, when nothing of it is under way. Where a layer's ring has lost
+        some of what is kept, the tokens that stay are read again.
+        """
+        n, step = self.n_past, n_dropped(self.n_ctx, keep)
+        tokens = self.sequence[:keep] + self.sequence[keep + step :]  # the last may be unread
+        self.device.queue.wait()
+        self.kv.stored(n)
+        if self.kv.shifts(n, keep, step):
+            self.kv.grow(self.device.memory, self.n_ctx)  # rings move as wholes
+            self.device.memory.write(self.io["moved"], [keep + step, n, step])
+            self.executors[SHIFT].run({})
+            self.device.queue.wait()
+            self.kv.shifted(keep, step)
+            self._go_on_at(n - step)
+        else:
+            self._read_again(tokens[: n - step])
+        self.sequence = tokens
+        self.n_shifts += 1
+        self.device.memory.write(self.io["tokens"], tokens[keep:], keep)
+        return step
 
     def _choose(self, chain: HostChain, constraint: Constraint | None) -> None:
         """Chooses on the host from what the step has copied, and gives the next one the token.

@@ -19,6 +19,7 @@ from llamagraph.program.launch import Buffer
 from llamagraph.program.target import Target
 
 BANNED = -1e30  # a bias that no logit outweighs
+CONTINUED = 0x9E3779B97F4A7C15  # makes another seed, for positions that come a second time
 
 
 class Now(NamedTuple):
@@ -148,6 +149,11 @@ class SamplingParams:
         active = [name for name in named
                   if any(getattr(self, k) != v for k, v in SAMPLERS[name].off.items())]
         return replace(self, **off, samplers=tuple(active))
+
+    def continued(self) -> "SamplingParams":
+        """The same with another seed, for positions that have been drawn for already."""
+        assert self.seed is not None
+        return replace(self, seed=(self.seed + CONTINUED) & 0xFFFFFFFFFFFFFFFF)
 
     def sampler(self, target: Target, n_vocab: int) -> str:
         """The sampler of the StepKey: greedy where nothing but a bias can change the order.

@@ -7,7 +7,10 @@ from llamagraph.text.matcher import Constraint
 
 @dataclass
 class Timings:
-    """Seconds of loading, and since generation began; the tokens that they were spent on."""
+    """Seconds of loading, and since generation began; the tokens that they were spent on.
+
+    `n_prompt` are those of the prompt that were read, `n_reused` those that were there already.
+    """
 
     load_seconds: float = 0.0
     first_token_seconds: float = 0.0
@@ -15,6 +18,7 @@ class Timings:
     n_prompt: int = 0
     n_generated: int = 0
     constraint: Constraint | None = None
+    n_reused: int = 0
 
     @property
     def prompt_tokens_per_second(self) -> float:
@@ -32,6 +36,7 @@ class Timings:
             "first_token_seconds": self.first_token_seconds,
             "prompt_tokens_per_second": self.prompt_tokens_per_second,
             "decode_tokens_per_second": self.decode_tokens_per_second,
+            "prompt_tokens_reused": self.n_reused,
             **({"grammar_rejections": c.n_rejected, "grammar_us_per_token": c.us_per_token}
                if c else {}),
         }

@@ -52,7 +52,8 @@ def test_json_has_what_a_script_wants(path):
     assert set(report) == {"text", "tokens", "prompt_tokens", "stop_reason", "timings", "settings",
                            "logprobs"}
     assert set(report["timings"]) == {"load_seconds", "first_token_seconds",
-                                      "prompt_tokens_per_second", "decode_tokens_per_second"}
+                                      "prompt_tokens_per_second", "decode_tokens_per_second",
+                                      "prompt_tokens_reused"}
     assert len(report["tokens"]) == 4 and report["stop_reason"] == "limit"
     assert [len(step) for step in report["logprobs"]] == [2] * 4
     assert report["settings"]["seed"] == 3

@@ -14,10 +14,10 @@ from llamagraph.cli.report import timing_lines
 from llamagraph.devices.cpu import CpuDevice
 from llamagraph.devices.cuda.compiler import source_folder
 from llamagraph.gguf.synthetic import SyntheticFile
-from llamagraph.model import Timings
 from llamagraph.planner import Planner
 from llamagraph.program.launch import StepKey
 from llamagraph.program.target import target_named
+from llamagraph.timings import Timings
 
 H200 = target_named("sm_90a")
 

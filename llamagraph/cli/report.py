@@ -77,8 +77,9 @@ def report(model: Any, answer: Any, settings: tuple[str, ...]) -> dict[str, Any]
 
 
 def timing_lines(t: Any) -> Iterator[str]:
-    yield (f"[ prompt: {t.n_prompt} tokens, {t.prompt_tokens_per_second:.1f} t/s | generation: "
-           f"{t.n_generated} tokens, {t.decode_tokens_per_second:.1f} t/s ]")
+    known = f" and {t.n_reused} known" if t.n_reused else ""
+    yield (f"[ prompt: {t.n_prompt} tokens{known}, {t.prompt_tokens_per_second:.1f} t/s | "
+           f"generation: {t.n_generated} tokens, {t.decode_tokens_per_second:.1f} t/s ]")
     if c := t.constraint:
         yield (f"[ grammar: {c.n_rejected} of {c.n_tokens} tokens chosen again, "
                f"{c.us_per_token:.0f} us a token ]")

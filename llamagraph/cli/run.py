@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from llamagraph.cli.console import Notes, ProgressBar, end_stdout, wants_color
+from llamagraph.cli.context_options import PromptCache, context_options
 from llamagraph.cli.groups import GroupedCommand
 from llamagraph.cli.lora import chosen_lora, lora_options
 from llamagraph.cli.options import (
@@ -55,6 +56,7 @@ def _print_devices(context: click.Context, _: click.Parameter, wanted: bool) -> 
 @load_options
 @kv_options
 @lora_options
+@context_options
 @prompt_options
 @sampling_options
 @grammar_options
@@ -139,18 +141,21 @@ def _answer(model: Any, options: dict[str, Any], note: Notes) -> None:
     answer = model.generate(prompt, limit=max(options["limit"], -1), stop=options["stop"],
                             grammar=model.matcher(**rules) if rules else None,
                             ignore_eos=options["ignore_eos"], logprobs=options["logprobs"],
-                            special=options["special"],
+                            special=options["special"], keep=options["n_keep"],
+                            context_shift=options["context_shift"],
                             reasoning_budget=options["reasoning_budget"], **options["sampling"])
     if options["prepare"] is not None:
         answer.prepare(options["prepare"])
     is_text = not (options["as_json"] or options["as_jsonl"])
     if options["warmup"] or (options["warmup"] is None and model.runner.device.target.is_cuda):
         answer.warm_up()
+    cache = PromptCache(model, answer, options, note)
     if options["display_prompt"] and is_text:
         color = wants_color(options["color"], sys.stdout)
         click.echo(click.style(options["text"], fg="yellow") if color else options["text"],
                    nl=False, color=color)
     interrupted = _stream(model, answer, options)
+    cache.finish()
     if not is_text:
         click.echo(json.dumps(report(model, answer, SAMPLING), ensure_ascii=False))
     for line in details(model):

@@ -37,6 +37,7 @@ def step_io(n_ctx: int, n_vocab: int = 0, n_adapters: int = 0) -> dict[str, Buff
         "bias_ids": ("I32", MAX_BIAS),
         "bias_values": ("F32", MAX_BIAS),
         "ends": ("I32", 2 + MAX_EOG),  # of a loop: a position, and so many tokens
+        "moved": ("I32", 3),  # of a shift: first and last + 1 of the positions, and how far
         "condition": ("U32", 3),  # of a loop: its handle in two words, and whether it goes on
         "lora_scales": ("F32", n_adapters),
         "counters": ("U32", N_COUNTERS),

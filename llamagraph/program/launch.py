@@ -267,6 +267,7 @@ class StepKey:
     sampler: str = "greedy"  # "greedy" or "chain" on the device, "host"
     adapters: tuple[str, ...] = ()
     repeats: bool = False  # whether the device decides at the end that the step runs again
+    shift: bool = False  # no step: the KV of a full context moves
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,7 +36,7 @@ def persistent(launches: Sequence[Launch], key: StepKey, target: Target) -> list
     measured on an H200, a twentieth of the bytes in the cache made a step 5 % slower, a hundredth
     10 %, because everything else has to do with a third of the cache.
     """
-    if not target.l2_persist or key.rows > 1:
+    if not target.l2_persist or key.rows > 1 or key.shift:
         return list(launches)
     found = weights(launches)
     asked = [min(b.n_bytes, target.l2_window) if b else 0 for b in found]

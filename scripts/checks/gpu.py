@@ -9,6 +9,7 @@
     scripts/gpu-check --speed            the pause between tokens, and the choice of a token
     scripts/gpu-check --sanitize [TOOL]  steps and kernels under compute-sanitizer; slow
     scripts/gpu-check --loop [FILE]      whole answers in one launch, with FILE a model's too
+    scripts/gpu-check --shift [FILE]     full contexts that go on, with FILE a model's too
     scripts/gpu-check --branches         launches side by side against a chain
     scripts/gpu-check --models DIR       all of it, with the models in DIR; at most 8 minutes
 
@@ -36,15 +37,16 @@ def main() -> int:
     parser.add_argument("--sanitize", nargs="?", const="", metavar="TOOL",
                         help="memcheck and racecheck, or one of them")
     parser.add_argument("--loop", nargs="?", const="", metavar="FILE", help="loops alone")
+    parser.add_argument("--shift", nargs="?", const="", metavar="FILE", help="shifts alone")
     parser.add_argument("--branches", action="store_true", help="launches side by side alone")
     parser.add_argument("--models", type=Path, metavar="DIR", help="all, with these GGUF files")
     options = parser.parse_args()
     wanted = (options.device, options.kernels is not None, options.choice, options.steady,
               options.graphs, options.races, options.speed, options.sanitize is not None,
-              options.loop is not None, options.branches, options.models)
+              options.loop is not None, options.shift is not None, options.branches, options.models)
     if not any(wanted):
         parser.error("give --self, --kernels, --choice, --steady, --graphs, --races, --speed, "
-                     "--sanitize, --loop, --branches or --models DIR")
+                     "--sanitize, --loop, --shift, --branches or --models DIR")
     report = Report()
     if options.device or options.models:
         from checks import selftest
@@ -82,6 +84,10 @@ def main() -> int:
         from checks import loop
 
         loop.run(report, Path(options.loop) if options.loop else None)
+    if options.shift is not None or options.models:
+        from checks import shift
+
+        shift.run(report, Path(options.shift) if options.shift else None)
     if options.branches or options.models:
         from checks import branches
 

@@ -13,7 +13,7 @@ from llamagraph import models
 from llamagraph.gguf.quants import QUANTS, Quant
 from llamagraph.gguf.reader import GGUFFile, Metadata
 from llamagraph.kernels import all_kernels
-from llamagraph.planner import ROW_BUCKETS, Planner
+from llamagraph.planner import ROW_BUCKETS, SHIFT, Planner
 from llamagraph.program.launch import Kernel, Launch, StepKey
 from llamagraph.program.target import Target
 
@@ -108,7 +108,8 @@ def described(s: Shape) -> Described:
 
 
 def keys() -> Iterator[StepKey]:
-    """Every step that the runner can ask for."""
+    """Every step that the runner can ask for, and a shift."""
+    yield SHIFT
     for rows in ROW_BUCKETS:
         for depth in ("short", "long") if rows == 1 else ("short",):
             yield StepKey(rows, "none", depth)
