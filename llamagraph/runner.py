@@ -122,6 +122,7 @@ class Runner(TokenSequence):
         In mode `loop` a step of one row runs up to `most` times, fewer where one of the tokens
         `eog` is chosen; `n_past` then counts all of them.
         """
+        self.before_step()
         loops, most = self._loops(), min(most, self.n_ctx - self.n_past)
         looped = self.n_past + (most if loops and n_rows == 1 else n_rows)
         key = step_key(n_rows, looped, logits, sampler, loops)

@@ -58,6 +58,7 @@ class TokenSequence:
         self.n_shifts = 0  # since it began with its first token
         self._began = 0.0  # when tokens were written last
         self._turn = 0  # of an answer; it ends when the sequence is changed from outside
+        self.before_step: Callable[[], object] = lambda: None  # what it raises ends an answer
 
     def reset(self, n_past: int = 0) -> None:
         """Takes the sequence back to its first `n_past` tokens; an answer that still runs ends.

@@ -97,6 +97,13 @@ def test_errors_are_short_and_have_their_codes(arguments, code, message):
     assert message in err.decode() and "Traceback" not in err.decode() and out == b""
 
 
+def test_a_full_context_is_said(path):
+    arguments = ("-m", path, "hello", "--ignore-eos", "-c", "40")
+    full = invoke(*arguments)
+    assert full.exit_code == 0 and "[ the context of 40 tokens is full: -c makes it" in full.stderr
+    assert "is full" not in invoke(*arguments, "-n", "3").stderr
+
+
 def test_an_empty_stdin_is_a_usage_error(path):
     done = process("-m", path)
     assert b"no prompt" in done.communicate(timeout=60)[1]

@@ -212,7 +212,8 @@ def test_device_names(text, name):
 
 
 @pytest.mark.parametrize("arguments", [["-ngl", "0"], ["-ngl", "99"], ["-ngl", "all"],
-                                       ["-ngl", "auto"], ["-fa"], ["-fa", "on"], ["--warmup"]])
+                                       ["-ngl", "auto"], ["-fa"], ["-fa", "on"], ["--warmup"],
+                                       ["-fit", "on"], ["--fit", "off"]])
 def test_accepted_for_llama_cpps_sake(path, arguments):
     result = invoke("-m", path, "hello", "-n", 2, *arguments)
     assert result.exit_code == 0

@@ -8,9 +8,10 @@ import llamagraph
 
 ROOT = pathlib.Path(llamagraph.__file__).parent
 ARROWS = {
-    "cli": {"sequence", "chat", "bench", "bench_anatomy", "bench_page", "bench_report",
-            "inspection_driver", "inspection_page", "inspection_diff", "inspection_registers",
-            "model"},
+    "cli": {"sequence", "conversation", "chat", "bench", "bench_anatomy", "bench_page",
+            "bench_report", "inspection_driver", "inspection_page", "inspection_diff",
+            "inspection_registers", "model"},
+    "conversation": {"model", "sequence", "text"},
     "chat": {"model", "text"},
     "bench": {"bench_facts", "bench_result", "model"},
     "bench_anatomy": {"bench", "bench_compare"},

@@ -19,6 +19,7 @@ def cli() -> None:
 
     \b
       llamagraph run "Why is the sky blue?"
+      llamagraph run -m model.gguf -sys "Be brief."
       llamagraph run -m model.gguf -no-cnv "Once upon a time" -n 64 --temp 0
       cat letter.txt | llamagraph run --json -p "Sum this up:" -
       llamagraph inspect-graph --steps 600

@@ -114,6 +114,9 @@ run_options = grouped(
                  metavar="[on|auto]",
                  callback=only("on", "auto", advice="attention never writes its scores to memory"),
                  help="Attention is always flash attention."),
+    click.option("-fit", "--fit", default="on", metavar="[on|off]",
+                 callback=only("on", "off", advice="memory is always checked before loading"),
+                 help="Memory is always checked before loading."),
     click.option("--warmup/--no-warmup", default=None,
                  help="Run an empty step first, so that timings have no loading of kernels in them "
                       "(default on a GPU)."),

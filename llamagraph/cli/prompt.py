@@ -88,22 +88,26 @@ def _stdin() -> str:
         raise click.ClickException(f"stdin: is not UTF-8 text: {error}") from None
 
 
-def read_prompt(prompt: str | None, options: dict[str, Any]) -> None:
+def read_prompt(prompt: str | None, options: dict[str, Any], chats: bool = False) -> None:
     """Sets the texts among the options: `text`, `system`, `stop`, `template`.
 
-    PROMPT, -p and -f are joined by lines; "-", or nothing on a pipe, is stdin.
+    PROMPT, -p and -f are joined by lines; "-", or nothing on a pipe, is stdin. Where the user
+    `chats` it is the first message, there may be none, and stdin holds the others.
     """
     plain = unescape if options["escape"] else str
     option, file = options["option"], options["file"]
-    if prompt is None and option is None and file is None and not sys.stdin.isatty():
+    if prompt is None and option is None and file is None and not (
+            chats or sys.stdin.isatty()):
         prompt = "-"
     texts = [_stdin() if p == "-" else plain(p) for p in (prompt, option) if p is not None]
     if file is not None:
         texts.append(read_text(file))
     text = "\n".join(t for t in texts if t)
-    if not text:
+    if not text and not chats:
         raise click.UsageError("no prompt: give PROMPT, -p, -f or text on stdin")
-    options["text"] = plain(options["in_prefix"]) + text + plain(options["in_suffix"])
+    options["in_prefix"], options["in_suffix"] = map(plain, (options["in_prefix"],
+                                                             options["in_suffix"]))
+    options["text"] = text if chats else options["in_prefix"] + text + options["in_suffix"]
     options["stop"] = tuple(map(plain, options["stop"]))
     options["dry_sequence_breakers"] = tuple(map(plain, options["dry_sequence_breakers"]))
     options["system"] = _either(options, "system", plain)
@@ -129,7 +133,11 @@ def prompt_tokens(tokenizer: Any, options: dict[str, Any]) -> list[int]:
         chat = tokenizer.has_chat_template or options["template"] is not None
     if not chat:
         return tokenizer.encode("\n".join(filter(None, (options["system"], options["text"]))))
-    thinks = options["reasoning"] != "off" and options["reasoning_budget"] != 0
-    variables = {"enable_thinking": thinks, **options["template_kwargs"]}
     return user_turn(tokenizer, options["text"], options["system"], options["template"],
-                     **variables)
+                     **template_variables(options))
+
+
+def template_variables(options: dict[str, Any]) -> dict[str, Any]:
+    """What a chat template is told."""
+    thinks = options["reasoning"] != "off" and options["reasoning_budget"] != 0
+    return {"enable_thinking": thinks, **options["template_kwargs"]}

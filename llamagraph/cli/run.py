@@ -1,4 +1,4 @@
-"""llamagraph run: one answer, streamed to stdout; facts go to stderr."""
+"""llamagraph run: one answer, streamed to stdout, or a chat; facts go to stderr."""
 
 import json
 import sys
@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from llamagraph.cli.answer import AnswerText, answer_arguments
+from llamagraph.cli.chat_options import chat_options, is_chat, thinking_options
 from llamagraph.cli.console import Notes, ProgressBar, end_stdout, wants_color
 from llamagraph.cli.context_options import PromptCache, context_options
 from llamagraph.cli.groups import GroupedCommand
@@ -58,9 +60,11 @@ def _print_devices(context: click.Context, _: click.Parameter, wanted: bool) -> 
 @lora_options
 @context_options
 @prompt_options
+@chat_options
 @sampling_options
 @grammar_options
 @output_options
+@thinking_options
 @device_options
 @run_options
 @click.option("--list-devices", is_flag=True, is_eager=True, expose_value=False,
@@ -70,7 +74,7 @@ def _print_devices(context: click.Context, _: click.Parameter, wanted: bool) -> 
 @refuse_unsupported
 @click.pass_context
 def run(context: click.Context, prompt: str | None, **options: Any) -> None:
-    """Answer PROMPT ("-" is stdin).
+    """Answer PROMPT ("-" is stdin). With no prompt, at a terminal, chat.
 
     Each option may also be set in the environment, --ctx-size as LLAMAGRAPH_ARG_CTX_SIZE.
     """
@@ -78,7 +82,8 @@ def run(context: click.Context, prompt: str | None, **options: Any) -> None:
         raise click.UsageError("--json and --jsonl are two outputs; give one")
     if options["logprobs"] and not (options["as_json"] or options["as_jsonl"]):
         raise click.UsageError("--logprobs goes with --json or --jsonl")
-    read_prompt(prompt, options)
+    chats = is_chat(prompt, options)
+    read_prompt(prompt, options, chats)
     options["rules"] = read_grammar(options)
     options["sampling"] = chosen_sampling(context, options)
     options["mode"] = chosen_mode(options["mode"], options["graph"])
@@ -86,7 +91,12 @@ def run(context: click.Context, prompt: str | None, **options: Any) -> None:
     with (Notes(level, options["log_file"], wants_color(options["log_colors"], sys.stderr)) as note,
           _open(options, note) as model):
         try:
-            _answer(model, options, note)
+            if chats:
+                from llamagraph.cli.chat import chat
+
+                chat(model, options, note, context.command.params)
+            else:
+                _answer(model, options, note)
         except BrokenPipeError:
             pass
         finally:
@@ -137,13 +147,7 @@ def _model_file(options: dict[str, Any]) -> Path | None:
 
 def _answer(model: Any, options: dict[str, Any], note: Notes) -> None:
     prompt = prompt_tokens(model.tokenizer, options)
-    rules = options["rules"]
-    answer = model.generate(prompt, limit=max(options["limit"], -1), stop=options["stop"],
-                            grammar=model.matcher(**rules) if rules else None,
-                            ignore_eos=options["ignore_eos"], logprobs=options["logprobs"],
-                            special=options["special"], keep=options["n_keep"],
-                            context_shift=options["context_shift"],
-                            reasoning_budget=options["reasoning_budget"], **options["sampling"])
+    answer = model.generate(prompt, **answer_arguments(model, options))
     if options["prepare"] is not None:
         answer.prepare(options["prepare"])
     is_text = not (options["as_json"] or options["as_jsonl"])
@@ -154,8 +158,11 @@ def _answer(model: Any, options: dict[str, Any], note: Notes) -> None:
         color = wants_color(options["color"], sys.stdout)
         click.echo(click.style(options["text"], fg="yellow") if color else options["text"],
                    nl=False, color=color)
-    interrupted = _stream(model, answer, options)
+    interrupted = _stream(model, answer, options, note)
     cache.finish()
+    if answer.stop_reason == "context":
+        note.warn(f"[ the context of {model.runner.n_ctx} tokens is full: -c makes it larger, "
+                  f"--context-shift goes on ]")
     if not is_text:
         click.echo(json.dumps(report(model, answer, SAMPLING), ensure_ascii=False))
     for line in details(model):
@@ -170,22 +177,27 @@ def _answer(model: Any, options: dict[str, Any], note: Notes) -> None:
         raise click.exceptions.Abort
 
 
-def _stream(model: Any, answer: Any, options: dict[str, Any]) -> bool:
+def _stream(model: Any, answer: Any, options: dict[str, Any], note: Notes) -> bool:
     """Prints the answer as it comes; True where Ctrl-C ended it."""
+    from llamagraph.text.thinking import ThinkingText
+
     is_text = not (options["as_json"] or options["as_jsonl"])
-    interrupted, written = False, ""  # Ctrl-C may come between a token and its printing
+    thinking = ThinkingText(model.tokenizer, answer.prompt_tokens)
+    writer = AnswerText(sys.stdout, wants_color(options["color"], sys.stdout),
+                        options["fold_thinking"], note, thinking)
+    interrupted = False  # Ctrl-C may come between a token and its printing
     try:
         for token in answer:
-            piece = token.text if is_text else ""
-            if options["as_jsonl"]:
-                piece = json.dumps(token_line(model, token, answer), ensure_ascii=False) + "\n"
-            if piece:
-                sys.stdout.write(piece)
+            if is_text:
+                writer.write(token.text, thinking.feed(token.id, token.text))
+            elif options["as_jsonl"]:
+                line = json.dumps(token_line(model, token, answer), ensure_ascii=False)
+                sys.stdout.write(line + "\n")
                 sys.stdout.flush()
-                written = piece
+        writer.write("", thinking.flush())
     except KeyboardInterrupt:
         interrupted = True
         answer.stop_reason = "interrupted"
-    if is_text and not written.endswith("\n"):
-        click.echo()
+    if is_text:
+        writer.end()
     return interrupted

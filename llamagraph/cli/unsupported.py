@@ -23,7 +23,7 @@ UNSUPPORTED: tuple[tuple[str, str], ...] = (
     ("-ot --override-tensor -cmoe --cpu-moe -ncmoe --n-cpu-moe -ncffn --n-cpu-ffn "
      "-sm --split-mode -ts --tensor-split -mg --main-gpu --rpc", NO_SPLIT),
     ("-kvo --kv-offload -nkvo --no-kv-offload", KV_PLACE),
-    ("-fit --fit -fitt --fit-target -fitc --fit-ctx", MEMORY),
+    ("-fitt --fit-target -fitc --fit-ctx", MEMORY),
     ("-cl --cache-list", "models lie in the cache folder, see LLAMAGRAPH_CACHE, and in Hugging "
                          "Face's: huggingface-cli scan-cache"),
     ("--completion-bash", "_LLAMAGRAPH_COMPLETE=bash_source llamagraph prints it"),

@@ -7,7 +7,7 @@ what a conversation looks like (templates.py), what a model is, or where the met
 import codecs
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _C_WHITE_SPACE = " \t\n\v\f\r"
 _RAW_TEXT = (Kind.UNKNOWN, Kind.CONTROL, Kind.USER_DEFINED)
-_THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -87,20 +87,24 @@ class Tokenizer:
         of a control token as that token; user-defined tokens are always taken. Lone surrogates
         become U+FFFD.
         """
-        if not text.isascii():
-            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         ids: list[int] = []
         if add_special and self.add_bos and self.bos_id is not None:
             ids.append(self.bos_id)
-        after_special = True
+        ids += self._encode_parts(text, parse_special, True)
+        if add_special and self.add_eos and self.eos_id is not None:
+            ids.append(self.eos_id)
+        return ids
+
+    def _encode_parts(self, text: str, parse_special: bool, after_special: bool) -> list[int]:
+        if not text.isascii():
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        ids: list[int] = []
         for part in self._cut_out_special(text, parse_special):
             if isinstance(part, int):
                 ids.append(part)
             else:
                 ids.extend(self._model.encode(part, after_special))
             after_special = isinstance(part, int)
-        if add_special and self.add_eos and self.eos_id is not None:
-            ids.append(self.eos_id)
         return ids
 
     def encode_chat(self, prompt: str) -> list[int]:
@@ -109,6 +113,11 @@ class Tokenizer:
         if self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
         return ids
+
+    def encode_after(self, before: Sequence[int], text: str) -> list[int]:
+        """The tokens of text that follows others: special tokens parsed, no BOS and no EOS."""
+        special = not before or int(self.vocabulary.kinds[before[-1]]) in _RAW_TEXT
+        return self._encode_parts(text, True, special)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`, special tokens included; bytes that are no UTF-8 become U+FFFD.
@@ -164,7 +173,7 @@ class Tokenizer:
     def thinking_tags(self) -> tuple[int, int] | None:
         """The tokens that begin and end thinking, where the vocabulary has such."""
         ids = self.vocabulary.ids
-        return next(((ids[a], ids[b]) for a, b in _THINKING if a in ids and b in ids), None)
+        return next(((ids[a], ids[b]) for a, b in THINKING if a in ids and b in ids), None)
 
     @functools.cached_property
     def trie(self) -> TokenTrie:
