@@ -25,7 +25,8 @@ from llamagraph.cli.sampling_options import read_grammar
 from llamagraph.conversation import Conversation, Turn
 from llamagraph.errors import DeviceError, LlamaGraphError
 
-KEYS = (("Ctrl-C", "stop the answer; at the prompt: leave"), ("Ctrl-D", "leave"))
+KEYS = (("Ctrl-C", "stop the answer; at the prompt: clear the line, then leave"),
+        ("Ctrl-D", "leave"))
 ENTER = ("\\ Enter", "a new line; Enter alone sends")
 MANY = ("\\ Enter", "send; Enter alone begins a new line")
 
