@@ -176,6 +176,24 @@ def test_another_topology_is_another_executable(planner):
     assert "blk.0.attn_output.x" in d.only_a and "blk.0.ffn_norm" in d.only_a and not d.sent
 
 
+def test_launches_outside_of_graphs_are_no_nodes_of_them():
+    planner, depths = gpu(), (100, 300)
+    stream, partial, build = (compare(*(inspect(planner, Setting(depth=n, mode=mode))
+                                        for n in depths)) for mode in ("stream", "partial", "build"))
+    assert stream.update == partial.update == "16 launches get new arguments"
+    assert stream.changed == partial.changed == build.changed
+    assert not stream.sent and not partial.sent and len(build.sent) == 16
+    rows = (inspect(planner, Setting(rows=n, mode="stream")) for n in (8, 32))
+    assert compare(*rows).update == "other launches; there is no graph"
+
+
+def test_a_loop_is_never_updated_whole(planner):
+    greedy, chain = (inspect(planner, Setting(mode="loop", sampler=s)) for s in ("greedy", "chain"))
+    d = compare(greedy, chain)
+    assert d.topology_equal and set(d.changed) == {"choose"} and not d.sent
+    assert d.update == "another executable: a loop is made anew"
+
+
 def test_words_of_a_setting():
     assert read_setting("rows=8,depth=9,mode=capture", Setting(sampler="chain")) == Setting(
         8, 9, "capture", "chain")
