@@ -232,6 +232,7 @@ def test_another_architectures_choices_keep_the_targets_counts():
     target, pdl = grids("--target", "sm_90a", "--arch-tuning", "sm_80")
     assert target == "sm_80" and not any(pdl)
     assert all(grids("--target", "sm_90a")[1])
+    assert all(grids("--target", "numpy", "--arch-tuning", "sm_90a")[1])
 
 
 def test_dot_and_diff(path):
@@ -250,6 +251,9 @@ def test_dot_and_diff(path):
     (["--synthetic", "8b:q4_k_m", "--target", "sm_1"], "unknown target"),
     (["--synthetic", "8b:q4_k_m", "--target", "numpy", "--registers"], "a GPU's target"),
     (["--synthetic", "8b:q4_k_m", "--steps", "200000"], "do not fit the context"),
+    (["--synthetic", "8b:q4_k_m", "--bandwidth", "nan"], "'nan' is no finite number"),
+    (["--synthetic", "8b:q4_k_m", "--target", "sm_75", "--arch-tuning", "sm_90a"], "sm_75 may not"),
+    (["--synthetic", "8b:q4_k_m", "--arch-tuning", "numpy"], "sm_90a may not have its kernels"),
 ])
 def test_mistakes_are_explained(arguments, message):
     result = invoke(*arguments)

@@ -1,4 +1,7 @@
-"""llamagraph inspect-graph: what a step consists of, on stdout or as a page; runs nothing."""
+"""llamagraph inspect-graph: what a step consists of, on stdout or as a page.
+
+Runs nothing, unless --device is given.
+"""
 
 import json
 import re
@@ -14,6 +17,7 @@ import click
 from llamagraph.cli.bench import open_file
 from llamagraph.cli.console import ProgressBar, note
 from llamagraph.cli.lora import chosen_lora, lora_options
+from llamagraph.cli.numbers import Number
 from llamagraph.cli.options import MODES, arch_tuning, kv_options, persist_option, show_version
 
 if TYPE_CHECKING:
@@ -49,7 +53,7 @@ SAMPLERS = ["greedy", "chain", "host"]
 @persist_option
 @click.option("--steps", type=click.IntRange(min=0), default=0,
               help="Count what so many more steps update.")
-@click.option("--bandwidth", type=click.FloatRange(min=0, min_open=True), metavar="GB/S",
+@click.option("--bandwidth", type=Number(min=0, min_open=True), metavar="GB/S",
               help="For the floor of the step's time (4600 for sm_90a).")
 @click.option("--registers", "with_registers", is_flag=True,
               help="Compile the kernels to see their registers; needs NVRTC, no GPU.")
@@ -91,11 +95,10 @@ def inspect_graph(**options: Any) -> None:
         if device:
             from llamagraph.inspection_driver import verify
 
-            bar = ProgressBar()
-            inspection = verify(file, device, inspection, planner.n_ctx, bar,
-                                types=(options["type_k"], options["type_v"]),
-                                adapters=adapters)
-            bar.close()
+            with ProgressBar() as bar:
+                inspection = verify(file, device, inspection, options["n_ctx"] or None, bar,
+                                    types=(options["type_k"], options["type_v"]),
+                                    adapters=adapters)
         _show(inspection, file.path.name, options)
 
 
@@ -111,12 +114,17 @@ def _device(options: Mapping[str, Any], opened: ExitStack) -> Any:
 
 
 def _target(options: Mapping[str, Any]) -> Any:
+    from llamagraph.devices.cuda import check_tuning
     from llamagraph.program.target import target_named
 
     target = target_named(options["target"] or "sm_90a", options["l2_persist"] == "auto")
     if options["arch_tuning"] is None:
         return target
-    return target.planned_as(target_named(options["arch_tuning"]))
+    chosen = target_named(options["arch_tuning"])
+    if not target.is_cuda:  # numpy runs any target's list
+        return chosen
+    check_tuning(chosen, target.name)
+    return target.planned_as(chosen)
 
 
 def _inspect(planner: "Planner", setting: "Setting", options: Mapping[str, Any]) -> "Inspection":
