@@ -178,8 +178,9 @@ def test_another_topology_is_another_executable(planner):
 
 def test_launches_outside_of_graphs_are_no_nodes_of_them():
     planner, depths = gpu(), (100, 300)
-    stream, partial, build = (compare(*(inspect(planner, Setting(depth=n, mode=mode))
-                                        for n in depths)) for mode in ("stream", "partial", "build"))
+    stream, partial, build = (
+        compare(*(inspect(planner, Setting(depth=n, mode=mode)) for n in depths))
+        for mode in ("stream", "partial", "build"))
     assert stream.update == partial.update == "16 launches get new arguments"
     assert stream.changed == partial.changed == build.changed
     assert not stream.sent and not partial.sent and len(build.sent) == 16

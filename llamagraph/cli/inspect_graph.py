@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llamagraph.cli.bench import open_file
-from llamagraph.cli.console import ProgressBar, note
+from llamagraph.cli.console import ProgressBar, note, write_page
 from llamagraph.cli.lora import chosen_lora, lora_options
 from llamagraph.cli.numbers import Number
 from llamagraph.cli.options import MODES, arch_tuning, kv_options, persist_option, show_version
@@ -142,10 +142,7 @@ def _show(inspection: "Inspection", title: str, options: Mapping[str, Any]) -> N
     from llamagraph.inspection_page import dot, page
 
     if options["html"]:
-        try:
-            options["html"].write_text(page(inspection, title), "utf-8")
-        except OSError as error:
-            raise click.ClickException(f"{options['html']}: cannot be written: {error}") from None
+        write_page(options["html"], page(inspection, title))
         note(f"wrote {options['html']}")
     if options["output"] == "json":
         click.echo(json.dumps(inspection.as_dict()))
