@@ -16,7 +16,7 @@ from llamagraph.inspection import Setting, folded, inspect
 from llamagraph.inspection_diff import compare
 from llamagraph.kernels.attention import attention_vars
 from llamagraph.planner import Planner
-from llamagraph.program.launch import StepKey, Work
+from llamagraph.program.launch import Launch, StepKey, Work
 from llamagraph.program.target import target_named
 from llamagraph.runner import Runner
 
@@ -87,6 +87,14 @@ def test_steady_decode_updates_nothing_and_a_boundary_names_the_attention():
     assert updates.at == {129: 16, 257: 16, 513: 16} and updates.node_updates == 48
     assert updates.labels == tuple(f"blk.{i}.attn" for i in range(16))
     assert not updates.programs
+
+
+def test_many_steps_resolve_what_changes_alone(monkeypatch):
+    resolved, resolve = [], Launch.resolve
+    monkeypatch.setattr(Launch, "resolve", lambda self, *a: (resolved.append(self.label),
+                                                            resolve(self, *a))[1])
+    updates = inspect(gpu(n_ctx=1 << 17), Setting(depth=8192), 20_000).updates
+    assert updates.steps == 20_000 and not updates.programs and len(resolved) < 400
 
 
 def test_a_deeper_context_takes_another_program():

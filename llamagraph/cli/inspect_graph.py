@@ -52,7 +52,7 @@ SAMPLERS = ["greedy", "chain", "host"]
               help="How the step chooses a token.")
 @persist_option
 @click.option("--steps", type=click.IntRange(min=0), default=0,
-              help="Count what so many more steps update.")
+              help="Count what so many more steps update, each launched by itself.")
 @click.option("--bandwidth", type=Number(min=0, min_open=True), metavar="GB/S",
               help="For the floor of the step's time (4600 for sm_90a).")
 @click.option("--registers", "with_registers", is_flag=True,
