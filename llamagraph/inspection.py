@@ -286,7 +286,7 @@ def folded(nodes: Sequence[Node]) -> list[Group]:
     for layer, run in groupby(nodes, key=lambda node: node.layer):
         group = tuple(run)
         seen: Any = tuple((n.name, n.kernel, n.variant, n.reason, n.grid, n.block, n.shared,
-                           n.bytes_read, n.bytes_written, n.updated_by, n.registers)
+                           n.bytes_read, n.bytes_written, n.updated_by, n.registers, n.priority)
                           for n in group)
         same = found.get(seen) if layer is not None else None
         layers = (*(same.layers if same else ()), *(() if layer is None else (layer,)))

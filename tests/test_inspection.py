@@ -1,6 +1,7 @@
 """What inspecting shows of a step: its numbers, what updates it, how two differ, and the page."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -155,6 +156,13 @@ def test_equal_layers_fold():
     layers = [g.layers for g in groups if g.layers]
     assert sorted(i for run in layers for i in run) == list(range(32))
     assert layers[0][:4] == (0, 1, 2, 3) and len(layers) == 2
+
+
+def test_layers_that_are_shown_as_one_have_the_same_in_every_column(planner):
+    nodes = inspect(planner, Setting()).nodes
+    other = [replace(n, priority=1 - n.priority) if n.layer == 1 else n for n in nodes]
+    layers = [[g.layers for g in folded(x) if g.layers] for x in (nodes, other)]
+    assert layers == [[(0, 1, 2)], [(0, 2), (1,)]]
 
 
 # --- differences -------------------------------------------------------------------------------
