@@ -9,6 +9,7 @@ are llama.cpp's rules (llama-adapter.cpp). Knows no device.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from math import isfinite
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -234,7 +235,7 @@ class Adapters:
 
 
 def _finite(name: str, scale: Any) -> float:
-    if not isinstance(scale, int | float) or not isfinite(scale):
+    if not isinstance(scale, Real) or not isfinite(scale):
         raise LlamaGraphError(f"{name}: the scale of an adapter is a number, not {scale!r}")
     return float(scale)
 

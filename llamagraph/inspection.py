@@ -253,22 +253,22 @@ def walk(planner: Planner, setting: Setting, steps: int) -> Updates:
 
     Nothing runs. Each program keeps the calls that it had last.
     """
-    calls: dict[StepKey, dict[int, Call]] = {}
-    programs: dict[StepKey, Program] = {}
+    known: dict[StepKey, tuple[Program, Mapping[str, int], dict[int, Call]]] = {}
     labels, at, switches, last = Counter[str](), {}, [], None
     for kv_len in range(setting.kv_len, setting.kv_len + steps * setting.rows + 1, setting.rows):
-        key = _key(planner, setting, kv_len)
-        program = programs.setdefault(key, programs.get(key) or planner.plan(key))
-        vars = attention_vars(planner.target, kv_len)
-        new = {i: launch.resolve(vars, place) for i, launch in enumerate(program.launches)
-               if launch.vars()}
-        old = calls.get(key, new)
-        if changed := [program.launches[i].label for i in new if new[i] != old[i]]:
-            labels.update(changed)
-            at[kv_len] = len(changed)
+        key, vars = _key(planner, setting, kv_len), attention_vars(planner.target, kv_len)
         if last not in (None, key):
             switches.append(kv_len)
-        calls[key], last = new, key
+        last = key
+        program, before, old = known.get(key) or (planner.plan(key), {}, {})
+        if vars == before:
+            continue
+        new = {i: launch.resolve(vars, place) for i, launch in enumerate(program.launches)
+               if launch.vars()}
+        if changed := [program.launches[i].label for i in old if new[i] != old[i]]:
+            labels.update(changed)
+            at[kv_len] = len(changed)
+        known[key] = program, vars, new
     return Updates(steps, labels.total(), tuple(labels), at, tuple(switches))
 
 
@@ -286,7 +286,7 @@ def folded(nodes: Sequence[Node]) -> list[Group]:
     for layer, run in groupby(nodes, key=lambda node: node.layer):
         group = tuple(run)
         seen: Any = tuple((n.name, n.kernel, n.variant, n.reason, n.grid, n.block, n.shared,
-                           n.bytes_read, n.bytes_written, n.updated_by, n.registers)
+                           n.bytes_read, n.bytes_written, n.updated_by, n.registers, n.priority)
                           for n in group)
         same = found.get(seen) if layer is not None else None
         layers = (*(same.layers if same else ()), *(() if layer is None else (layer,)))

@@ -16,7 +16,8 @@ from llamagraph.program.launch import Call
 class Difference:
     """Two settings of a model. `changed`: label, field or argument, and what a and b have there.
 
-    `update` says how a graph of a becomes one of b, and `sent` which nodes that sends.
+    `update` says how a graph of a becomes one of b, and `sent` which nodes that sends; launches
+    outside of graphs are none.
     """
 
     a: Setting
@@ -62,6 +63,13 @@ def _shown(node: Node, name: str, value: Any) -> Any:
     return f"{node.args[name]} at {value}" if isinstance(value, str) else value
 
 
+def _resent(nodes: int, launches: int) -> str:
+    """What another step of the same program sends, in words."""
+    said = ((nodes, "nodes of the same graph get new parameters"),
+            (launches, "launches get new arguments"))
+    return "; ".join(f"{n} {what}" for n, what in said if n) or "nothing"
+
+
 def compare(a: Inspection, b: Inspection) -> Difference:
     """What differs between two settings, and what it takes to go from one to the other."""
     left, right = _named(a), _named(b)
@@ -70,13 +78,17 @@ def compare(a: Inspection, b: Inspection) -> Difference:
     same_program = a.key == b.key and a.setting.mode == b.setting.mode
     equal = len(left) == len(right) and a.edges == b.edges and (
         [n.part for n in a.nodes] == [n.part for n in b.nodes])
-    sent = tuple(label for label in common if left[label][1] != right[label][1])
+    other = [label for label in common if left[label][1] != right[label][1]]
+    sent = tuple(label for label in other if right[label][0].part is not None)
     if same_program:
-        update = f"{len(sent)} nodes of the same graph get new parameters" if sent else "nothing"
-    elif equal and a.setting.mode != "stream":
+        update = _resent(len(sent), len(other) - len(sent))
+    elif a.setting.mode == b.setting.mode == "stream":
+        update = "other launches; there is no graph"
+    elif equal and not (a.key.repeats or b.key.repeats):
         update = f"another program of equal topology: a whole update sets {len(sent)} nodes"
     else:
-        update, sent = "another executable: the topology differs", ()
+        why = "the topology differs" if not equal else "a loop is made anew"
+        update, sent = f"another executable: {why}", ()
     return Difference(
         a.setting, b.setting, same_program, equal, tuple(x for x in left if x not in right),
         tuple(x for x in right if x not in left), changed, update, sent,

@@ -173,7 +173,7 @@ def test_answers_follow_the_adapters(several):
             banned = opened.tokenizer.eog
             found.append([t.id for t in opened.generate(prompt, limit=20, temp=0,
                                                         ignore_eos=True)])
-            opened.scale_adapter("one", 0)
+            opened.scale_adapter("one", np.float32(0))
             base = [t.id for t in opened.generate(prompt, limit=20, temp=0, ignore_eos=True)]
             with pytest.raises(LlamaGraphError, match="no adapter 'two'; there are one"):
                 opened.scale_adapter("two", 1)

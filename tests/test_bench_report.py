@@ -14,6 +14,8 @@ from llamagraph.bench import bench
 from llamagraph.bench_report import FORMATS, LLAMA_BENCH, own_fields, record
 from llamagraph.bench_result import Case, Result
 from llamagraph.cli import cli
+from llamagraph.cli.bench import bench as command
+from llamagraph.cli.unsupported import UNSUPPORTED_IN_BENCH, advice
 from llamagraph.devices.cpu import CpuDevice
 from llamagraph.errors import LlamaGraphError
 from llamagraph.gguf.reader import GGUFFile
@@ -133,6 +135,15 @@ def test_a_synthetic_model_needs_no_file():
     assert row[0] == "llama 135M Q8_0" and row[1] == "136.40 MiB" and row[6] == "pp1"
 
 
+def test_llama_benchs_other_options_are_refused_with_advice():
+    refused = advice(UNSUPPORTED_IN_BENCH)
+    own = {name for p in command.params if not p.name.startswith("unsupported") for name in p.opts}
+    assert "-ngl" in refused and "-fa" in own and not own & set(refused)
+    for name, text in refused.items():
+        done = invoke(name, "1")
+        assert done.stderr == f"Error: {name}: llamagraph does not have it: {text}\n"
+
+
 @pytest.mark.parametrize("arguments, code, message", [
     (("-m", "/does/not/exist.gguf"), 1, "cannot be read"),
     (("--synthetic", "3b:q8_0"), 1, "135m, 1b, 8b, 70b"),
@@ -147,6 +158,10 @@ def test_a_synthetic_model_needs_no_file():
     (("-ub", "0"), 2, "1 is the least"),
     (("-fa", "off"), 2, "always fused"), (("-fa", "2"), 2, "'2' is none of"),
     (("-o", "xml"), 2, "xml"),
+    (("--delay", "nan"), 2, "'nan' is no finite number"), (("--delay", "inf"), 2, "0<=x<=3600"),
+    (("--compare", "--html", "nowhere/x.html"), 2, "nowhere/x.html: there is no such folder"),
+    (("--synthetic", "135m:q8_0", "-ngl", "99"), 2, "-ngl: llamagraph does not have it"),
+    (("-mmp", "0"), 2, "-mmp: llamagraph does not have it"),
 ])
 def test_mistakes_end_in_one_line(arguments, code, message):
     result = invoke(*arguments)

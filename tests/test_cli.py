@@ -209,6 +209,15 @@ def test_a_wrong_bias_is_explained(path, bias, message):
     assert message in result.stderr + str(result.exception) and result.exit_code in (1, 2)
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+@pytest.mark.parametrize("command", ["run --device cpu -n 2 hello", "inspect-graph"])
+def test_a_full_disk_is_one_line(path, command):
+    done = subprocess.run(f"{sys.executable} -m llamagraph {command} -m {path} >/dev/full",
+                          shell=True, capture_output=True, timeout=60)
+    assert done.returncode == 1 and b"Traceback" not in done.stderr
+    assert b"Error: what is printed cannot be written: No space left on device\n" in done.stderr
+
+
 def test_closed_streams_are_no_traceback(path):
     command = f"{sys.executable} -m llamagraph run --device cpu -m {path} -n 2"
     for redirect, code in (("<&-", 2), ("hello >&-", 0), ("hello 2>&-", 0)):

@@ -1,11 +1,14 @@
-"""How many BLAS threads the numpy device takes."""
+"""The numpy device: how many BLAS threads it takes, and that models follow each other on it."""
 
 from itertools import cycle
 
 import pytest
+from tiny import tiny_model
 
 from llamagraph.devices.cpu import CpuDevice
 from llamagraph.devices.host import MOST_THREADS, idle_cores
+from llamagraph.gguf.reader import GGUFFile
+from llamagraph.runner import Runner
 
 
 @pytest.mark.parametrize("cores, running, expected", [
@@ -28,3 +31,13 @@ def test_a_number_that_is_given_is_taken():
     device = CpuDevice(n_threads=2)
     assert device.n_threads == 2
     device.close()
+
+
+def test_a_model_takes_the_place_of_the_one_before(tmp_path):
+    device, used = CpuDevice(), []
+    for n_layer in (4, 1):
+        Runner(GGUFFile(tiny_model(tmp_path / f"{n_layer}.gguf", n_layer=n_layer)), device)
+        used.append(device.memory.account()["weights"])
+    fresh = CpuDevice()
+    Runner(GGUFFile(tmp_path / "1.gguf"), fresh)
+    assert used[1] == fresh.memory.account()["weights"] < used[0]

@@ -1,6 +1,7 @@
 """What inspecting shows of a step: its numbers, what updates it, how two differ, and the page."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -16,7 +17,7 @@ from llamagraph.inspection import Setting, folded, inspect
 from llamagraph.inspection_diff import compare
 from llamagraph.kernels.attention import attention_vars
 from llamagraph.planner import Planner
-from llamagraph.program.launch import StepKey, Work
+from llamagraph.program.launch import Launch, StepKey, Work
 from llamagraph.program.target import target_named
 from llamagraph.runner import Runner
 
@@ -89,6 +90,14 @@ def test_steady_decode_updates_nothing_and_a_boundary_names_the_attention():
     assert not updates.programs
 
 
+def test_many_steps_resolve_what_changes_alone(monkeypatch):
+    resolved, resolve = [], Launch.resolve
+    monkeypatch.setattr(Launch, "resolve", lambda self, *a: (resolved.append(self.label),
+                                                            resolve(self, *a))[1])
+    updates = inspect(gpu(n_ctx=1 << 17), Setting(depth=8192), 20_000).updates
+    assert updates.steps == 20_000 and not updates.programs and len(resolved) < 400
+
+
 def test_a_deeper_context_takes_another_program():
     updates = inspect(gpu(), Setting(depth=8180), 20).updates
     assert updates.programs == (8192,)
@@ -149,6 +158,13 @@ def test_equal_layers_fold():
     assert layers[0][:4] == (0, 1, 2, 3) and len(layers) == 2
 
 
+def test_layers_that_are_shown_as_one_have_the_same_in_every_column(planner):
+    nodes = inspect(planner, Setting()).nodes
+    other = [replace(n, priority=1 - n.priority) if n.layer == 1 else n for n in nodes]
+    layers = [[g.layers for g in folded(x) if g.layers] for x in (nodes, other)]
+    assert layers == [[(0, 1, 2)], [(0, 2), (1,)]]
+
+
 # --- differences -------------------------------------------------------------------------------
 
 
@@ -174,6 +190,25 @@ def test_another_topology_is_another_executable(planner):
     few, chain = gpu(), gpu()
     d = compare(inspect(few, Setting(rows=2)), inspect(chain, Setting()))
     assert "blk.0.attn_output.x" in d.only_a and "blk.0.ffn_norm" in d.only_a and not d.sent
+
+
+def test_launches_outside_of_graphs_are_no_nodes_of_them():
+    planner, depths = gpu(), (100, 300)
+    stream, partial, build = (
+        compare(*(inspect(planner, Setting(depth=n, mode=mode)) for n in depths))
+        for mode in ("stream", "partial", "build"))
+    assert stream.update == partial.update == "16 launches get new arguments"
+    assert stream.changed == partial.changed == build.changed
+    assert not stream.sent and not partial.sent and len(build.sent) == 16
+    rows = (inspect(planner, Setting(rows=n, mode="stream")) for n in (8, 32))
+    assert compare(*rows).update == "other launches; there is no graph"
+
+
+def test_a_loop_is_never_updated_whole(planner):
+    greedy, chain = (inspect(planner, Setting(mode="loop", sampler=s)) for s in ("greedy", "chain"))
+    d = compare(greedy, chain)
+    assert d.topology_equal and set(d.changed) == {"choose"} and not d.sent
+    assert d.update == "another executable: a loop is made anew"
 
 
 def test_words_of_a_setting():
@@ -214,6 +249,7 @@ def test_another_architectures_choices_keep_the_targets_counts():
     target, pdl = grids("--target", "sm_90a", "--arch-tuning", "sm_80")
     assert target == "sm_80" and not any(pdl)
     assert all(grids("--target", "sm_90a")[1])
+    assert all(grids("--target", "numpy", "--arch-tuning", "sm_90a")[1])
 
 
 def test_dot_and_diff(path):
@@ -232,6 +268,9 @@ def test_dot_and_diff(path):
     (["--synthetic", "8b:q4_k_m", "--target", "sm_1"], "unknown target"),
     (["--synthetic", "8b:q4_k_m", "--target", "numpy", "--registers"], "a GPU's target"),
     (["--synthetic", "8b:q4_k_m", "--steps", "200000"], "do not fit the context"),
+    (["--synthetic", "8b:q4_k_m", "--bandwidth", "nan"], "'nan' is no finite number"),
+    (["--synthetic", "8b:q4_k_m", "--target", "sm_75", "--arch-tuning", "sm_90a"], "sm_75 may not"),
+    (["--synthetic", "8b:q4_k_m", "--arch-tuning", "numpy"], "sm_90a may not have its kernels"),
 ])
 def test_mistakes_are_explained(arguments, message):
     result = invoke(*arguments)

@@ -1,5 +1,6 @@
 """The command line: a file a command. Parses, calls, prints; decides nothing."""
 
+import errno
 import sys
 
 import click
@@ -46,3 +47,8 @@ def main() -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        click.ClickException(f"what is printed cannot be written: {error.strerror}").show()
+        sys.exit(1)

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import click
 
-from llamagraph.cli.console import ProgressBar, end_stdout, note
-from llamagraph.cli.numbers import numbers_option, read_pairs, words_option
+from llamagraph.cli.console import ProgressBar, end_stdout, note, write_page
+from llamagraph.cli.numbers import Number, numbers_option, read_pairs, words_option
 from llamagraph.cli.options import KV_TYPES, MODES, arch_tuning, persist_option, show_version
+from llamagraph.cli.unsupported import UNSUPPORTED_IN_BENCH, refuse
 
 FORMATS = ["csv", "json", "jsonl", "md", "sql"]
 FLASH_ATTENTION = {"auto": -1, "-1": -1, "on": 1, "1": 1, "off": 0, "0": 0}
@@ -69,7 +70,7 @@ CPU_PLAN = Plan([64], [16], 2, ["stream"])  # numpy is slower by orders of magni
 @numbers_option("-t", "--threads", least=1, help="CPU threads.")
 @click.option("-r", "--repetitions", type=click.IntRange(min=1),
               help="Measurements of each case (5; on a CPU 2).")
-@click.option("--delay", type=click.FloatRange(min=0), default=0, metavar="SECONDS",
+@click.option("--delay", type=Number(0, 3600), default=0, metavar="SECONDS",
               help="Wait before each case.")
 @words_option("--graph-mode", "modes", metavar="MODE,...", known=MODES,
               help=f"Some of {', '.join(MODES)} (stream,capture; on a CPU stream).")
@@ -90,6 +91,7 @@ CPU_PLAN = Plan([64], [16], 2, ["stream"])  # numpy is slower by orders of magni
 @click.option("--no-warmup", is_flag=True, help="Measure from the first run on.")
 @click.option("--offline", is_flag=True, help="Never fetch anything.")
 @show_version
+@refuse(UNSUPPORTED_IN_BENCH)
 def bench(**options: Any) -> None:
     """Measure prompt and decode speed by graph mode, against what memory allows."""
     _check(options)
@@ -99,7 +101,7 @@ def bench(**options: Any) -> None:
         from llamagraph.bench_page import page
 
         title = f"Do CUDA graphs pay? {found[0][0].stream.gpu_info}".strip()
-        options["html"].write_text(page(found, title), "utf-8")
+        write_page(options["html"], page(found, title))
 
 
 def _check(options: dict[str, Any]) -> None:
@@ -109,6 +111,8 @@ def _check(options: dict[str, Any]) -> None:
     largest = ROW_BUCKETS[-1]
     if options["html"] and not options["compare"]:
         raise click.UsageError("--html draws what --compare measures; give both")
+    if options["html"] and not options["html"].absolute().parent.is_dir():
+        raise click.UsageError(f"--html {options['html']}: there is no such folder")
     if options["compare"] and (options["n_prompt"] or options["pairs"]):
         raise click.UsageError("--compare measures decode steps: leave out -p and -pg")
     if any(FLASH_ATTENTION[fa] == 0 for fa in options["flash_attn"]):

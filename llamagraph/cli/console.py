@@ -30,6 +30,14 @@ def note(text: str) -> None:
     click.echo(text, err=True)
 
 
+def write_page(file: Path, text: str) -> None:
+    """Writes a page; ClickException where it cannot be written."""
+    try:
+        file.write_text(text, "utf-8")
+    except OSError as error:
+        raise click.ClickException(f"{file}: cannot be written: {error}") from None
+
+
 def wants_color(choice: str, stream: Any) -> bool:
     """Whether `on`, `off` or `auto` means colours: auto does on a terminal."""
     return choice == "on" or (choice == "auto" and stream.isatty())

@@ -1,4 +1,7 @@
-"""llamagraph inspect-graph: what a step consists of, on stdout or as a page; runs nothing."""
+"""llamagraph inspect-graph: what a step consists of, on stdout or as a page.
+
+Runs nothing, unless --device is given.
+"""
 
 import json
 import re
@@ -12,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llamagraph.cli.bench import open_file
-from llamagraph.cli.console import ProgressBar, note
+from llamagraph.cli.console import ProgressBar, note, write_page
 from llamagraph.cli.lora import chosen_lora, lora_options
+from llamagraph.cli.numbers import Number
 from llamagraph.cli.options import MODES, arch_tuning, kv_options, persist_option, show_version
 
 if TYPE_CHECKING:
@@ -48,8 +52,8 @@ SAMPLERS = ["greedy", "chain", "host"]
               help="How the step chooses a token.")
 @persist_option
 @click.option("--steps", type=click.IntRange(min=0), default=0,
-              help="Count what so many more steps update.")
-@click.option("--bandwidth", type=click.FloatRange(min=0, min_open=True), metavar="GB/S",
+              help="Count what so many more steps update, each launched by itself.")
+@click.option("--bandwidth", type=Number(min=0, min_open=True), metavar="GB/S",
               help="For the floor of the step's time (4600 for sm_90a).")
 @click.option("--registers", "with_registers", is_flag=True,
               help="Compile the kernels to see their registers; needs NVRTC, no GPU.")
@@ -91,11 +95,10 @@ def inspect_graph(**options: Any) -> None:
         if device:
             from llamagraph.inspection_driver import verify
 
-            bar = ProgressBar()
-            inspection = verify(file, device, inspection, planner.n_ctx, bar,
-                                types=(options["type_k"], options["type_v"]),
-                                adapters=adapters)
-            bar.close()
+            with ProgressBar() as bar:
+                inspection = verify(file, device, inspection, options["n_ctx"] or None, bar,
+                                    types=(options["type_k"], options["type_v"]),
+                                    adapters=adapters)
         _show(inspection, file.path.name, options)
 
 
@@ -111,12 +114,17 @@ def _device(options: Mapping[str, Any], opened: ExitStack) -> Any:
 
 
 def _target(options: Mapping[str, Any]) -> Any:
+    from llamagraph.devices.cuda import check_tuning
     from llamagraph.program.target import target_named
 
     target = target_named(options["target"] or "sm_90a", options["l2_persist"] == "auto")
     if options["arch_tuning"] is None:
         return target
-    return target.planned_as(target_named(options["arch_tuning"]))
+    chosen = target_named(options["arch_tuning"])
+    if not target.is_cuda:  # numpy runs any target's list
+        return chosen
+    check_tuning(chosen, target.name)
+    return target.planned_as(chosen)
 
 
 def _inspect(planner: "Planner", setting: "Setting", options: Mapping[str, Any]) -> "Inspection":
@@ -134,10 +142,7 @@ def _show(inspection: "Inspection", title: str, options: Mapping[str, Any]) -> N
     from llamagraph.inspection_page import dot, page
 
     if options["html"]:
-        try:
-            options["html"].write_text(page(inspection, title), "utf-8")
-        except OSError as error:
-            raise click.ClickException(f"{options['html']}: cannot be written: {error}") from None
+        write_page(options["html"], page(inspection, title))
         note(f"wrote {options['html']}")
     if options["output"] == "json":
         click.echo(json.dumps(inspection.as_dict()))

@@ -1,11 +1,23 @@
-"""Lists and ranges on the command line, as llama-bench reads them. Knows no command."""
+"""Numbers on the command line, and lists and ranges as llama-bench has them. Knows no command."""
 
 import re
 from collections.abc import Callable, Sequence
+from math import isfinite
+from typing import Any
 
 import click
 
 MOST_VALUES = 1000  # of one option
+
+
+class Number(click.FloatRange):
+    """A number in a range; unlike click's, never NaN or infinite."""
+
+    def convert(self, value: Any, param: Any, context: Any) -> Any:
+        number = super().convert(value, param, context)
+        if not isfinite(number):
+            self.fail(f"{value!r} is no finite number", param, context)
+        return number
 
 
 def read_numbers(texts: Sequence[str], least: int = 0) -> list[int]:

@@ -18,8 +18,9 @@ MEMORY = "memory is checked before loading; choose the context with -c"
 VECTORS = "there are no control vectors; leave it out"
 ALWAYS = "nothing needs it here; leave it out"
 
-# Names, separated by spaces, and the advice.
-UNSUPPORTED: tuple[tuple[str, str], ...] = (
+Table = tuple[tuple[str, str], ...]  # names, separated by spaces, and the advice
+
+UNSUPPORTED: Table = (
     ("-ot --override-tensor -cmoe --cpu-moe -ncmoe --n-cpu-moe -ncffn --n-cpu-ffn "
      "-sm --split-mode -ts --tensor-split -mg --main-gpu --rpc", NO_SPLIT),
     ("-kvo --kv-offload -nkvo --no-kv-offload", KV_PLACE),
@@ -75,27 +76,45 @@ UNSUPPORTED: tuple[tuple[str, str], ...] = (
      "--spec-draft-prio-batch --spec-draft-poll-batch --spec-draft-cpu-moe", NO_DRAFT),
 )
 
+UNSUPPORTED_IN_BENCH: Table = (  # of llama-bench
+    ("-ngl --n-gpu-layers", "a model runs on one GPU or on the CPU, whole; choose with -dev"),
+    ("-ncmoe --n-cpu-moe -sm --split-mode -mg --main-gpu -ts --tensor-split -ot --override-tensor "
+     "-rpc --rpc", NO_SPLIT.replace("--device or -ngl", "-dev")),
+    ("-nkvo --no-kv-offload", KV_PLACE), ("-fitt --fit-target -fitc --fit-ctx", MEMORY),
+    ("-C --cpu-mask --cpu-strict --poll --prio --numa", THREADS),
+    ("-hff --hf-file -hft --hf-token", FETCH), ("-v --verbose", "--progress says what it does"),
+    ("-embd --embeddings", "logits are what is computed; leave it out"),
+    ("--list-devices", "llamagraph run --list-devices"),
+    ("-lm --load-mode -lzm --lazy-mode -mmp --mmap -nopo --no-op-offload --no-host -rpk --repack",
+     ALWAYS),
+)
 
-def advice() -> Mapping[str, str]:
+
+def advice(table: Table = UNSUPPORTED) -> Mapping[str, str]:
     """What to use in place of each option."""
-    return {name: text for names, text in UNSUPPORTED for name in names.split()}
+    return {name: text for names, text in table for name in names.split()}
 
 
-def refuse_unsupported(command: Any) -> Any:
+def refuse(table: Table) -> Callable[[Any], Any]:
     """A command that answers each of these options with one line, with or without a value."""
-    for i, (names, text) in enumerate(UNSUPPORTED):
-        for name in names.split():
+
+    def decorate(command: Any) -> Any:
+        for i, (name, text) in enumerate(advice(table).items()):
             command = click.option(
-                name, f"unsupported_{i}_{name.strip('-').replace('-', '_')}", is_flag=False,
-                flag_value="", is_eager=True, hidden=True, expose_value=False,
-                callback=_refuse(name, text),
+                name, f"unsupported_{i}", is_flag=False, flag_value="", is_eager=True,
+                hidden=True, expose_value=False, callback=_refuse(name, text),
             )(command)
-    return command
+        return command
+
+    return decorate
 
 
 def _refuse(name: str, text: str) -> Callable[..., None]:
-    def refuse(context: click.Context, param: click.Parameter, value: str | None) -> None:
+    def answer(context: click.Context, param: click.Parameter, value: str | None) -> None:
         if value is not None:
             raise LineError(f"{name}: llamagraph does not have it: {text}")
 
-    return refuse
+    return answer
+
+
+refuse_unsupported = refuse(UNSUPPORTED)

@@ -1,10 +1,15 @@
-"""Devices by name. What a device is stands in `program/device.py`."""
+"""Devices by name, and what they share. What a device is stands in `program/device.py`."""
 
 from collections.abc import Callable
+from types import MappingProxyType
 
 from llamagraph.errors import DeviceError, MemoryLimitError
 from llamagraph.program.device import Device
 from llamagraph.program.target import Target, target_named
+
+# A buffer's type as numpy has it.
+DTYPES = MappingProxyType({"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I32": "<i4", "U32": "<u4",
+                           "I8": "<i1", "U8": "<u1"})
 
 
 def open_device(name: str = "auto", *, n_threads: int | None = None, persist: bool = False,

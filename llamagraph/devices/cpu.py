@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from llamagraph.devices import DTYPES
 from llamagraph.devices.host import available_memory, idle_cores
 from llamagraph.errors import MemoryLimitError
 from llamagraph.gguf.quants import QUANTS
@@ -25,8 +26,6 @@ from llamagraph.program.device import GraphNode, Repack
 from llamagraph.program.launch import Buffer, Call, Kernel
 from llamagraph.program.target import Target, target_named
 
-DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I32": "<i4", "U32": "<u4", "I8": "<i1",
-          "U8": "<u1"}
 POISON = 0xFF  # a NaN in every float type
 
 
@@ -47,6 +46,7 @@ class CpuMemory:
         except (OSError, OverflowError) as error:
             raise MemoryLimitError(f"{arena}: {n_bytes / 1e9:.2f} GB of addresses are refused "
                                    f"({error}); use a smaller -c") from None
+        self._weights = {} if arena == "weights" else self._weights
         self._arenas[arena] = np.frombuffer(pages, np.uint8)
         self._used[arena] = n_bytes if arena == "mapped" else 0
 

@@ -79,8 +79,8 @@ def check_tuning(chosen: Target, arch: str) -> None:
     """DeviceError for a target whose kernels a GPU of architecture `arch` may not have."""
     foreign = chosen.name.endswith("a") and chosen.name != arch  # has instructions of its own
     if not chosen.is_cuda or foreign or chosen.capability > capability_of(arch):
-        raise DeviceError(f"--arch-tuning {chosen.name}: this GPU is {arch}; name that or an older "
-                          f"architecture")
+        raise DeviceError(f"--arch-tuning {chosen.name}: {arch} may not have its kernels; name "
+                          f"{arch} or an older architecture")
 
 
 def open_cuda(ordinal: int, warn: Callable[[str], None], persist: bool = False,

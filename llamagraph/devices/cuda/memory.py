@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from llamagraph.devices import DTYPES
 from llamagraph.devices.cuda import driver, driver_memory
 from llamagraph.errors import MemoryLimitError
 from llamagraph.program.device import Repack
 from llamagraph.program.launch import Buffer, Call
 
-DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I32": "<i4", "U32": "<u4", "I8": "<i1",
-          "U8": "<u1"}
 PLAIN_ARENAS = ("weights",)  # used whole from the start
 STAGING_BYTES = 32 << 20  # pinned; one half is filled while the other is copied
 READ_BYTES = 64 << 10  # pinned; what is longer is read through pageable memory
