@@ -97,8 +97,8 @@ __device__ __forceinline__ void take_registers() {
 
 // What all threads of the cluster's blocks have written before can be read behind it, by all.
 __device__ __forceinline__ void cluster_barrier() {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
 // Writes to the shared memory of the cluster's block `rank`, where `at` is in this one's.
