@@ -126,27 +126,38 @@ struct Shared {
     u32 address;  // aligned to 1024
     Turns<WEIGHT_STAGES> weights;
     Turns<ROW_STAGES> rows;
-    Barrier read;  // the sums that other blocks have left where the stages were
+    // What the blocks of a cluster tell each other of a tile: that the stages are free, that sums
+    // have been left there; and a block itself, that they have been read.
+    Barrier free, left, read;
     int tile = 0;
 
     __device__ __forceinline__ Shared(const void* memory)
         : address((shared_address(memory) + 1023) & ~1023u),
           weights(address + RINGS_AT),
           rows(address + RINGS_AT + 16 * WEIGHT_STAGES),
-          read{address + RINGS_AT + 16 * (WEIGHT_STAGES + ROW_STAGES)} {}
+          free{address + RINGS_AT + 16 * (WEIGHT_STAGES + ROW_STAGES)},
+          left{free.at + 8},
+          read{free.at + 16} {}
+
+    __device__ __forceinline__ void init() const {
+        weights.init(1, MULTIPLIERS);
+        rows.init(1, MULTIPLIERS / 32);
+        if constexpr (SPLIT > 1) {
+            free.init((SPLIT - 1) * (MULTIPLIERS / 32));
+            left.init((SPLIT - 1) * (MULTIPLIERS / 32));
+            read.init(MULTIPLIERS / 32);
+        }
+        publish_barriers();
+    }
 
     __device__ __forceinline__ u32 weights_address() const {
         return address + ROW_STAGES * ROW_BYTES + weights.stage * WEIGHT_BYTES;
     }
     __device__ __forceinline__ u32 rows_address() const { return address + rows.stage * ROW_BYTES; }
 
-    // The stages may be filled again: a thread that copies takes part in both of the cluster's
-    // barriers (gemm_hopper_multiply.cuh, `add_up`).
+    // Waits until the stages may be filled again, behind a tile whose sums were added up there.
     __device__ __forceinline__ void wait_for_sums() {
-        if (SPLIT == 1) return;
-        cluster_barrier();
-        cluster_barrier();
-        read.wait(tile++ % 2);
+        if (SPLIT > 1) read.wait(tile++ % 2);
     }
 };
 

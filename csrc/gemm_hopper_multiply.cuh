@@ -94,13 +94,14 @@ struct Multiplier {
 
     // Sums of all blocks of the cluster, of those eights of rows that are this block's. They lie
     // where the stages were, once all blocks are done with those.
-    __device__ __forceinline__ void add_up(const Shared& s) {
+    __device__ __forceinline__ void add_up(Shared& s) {
         const int rank = blockIdx.x % SPLIT;
         const auto place = [&](int from, int to, int i) {  // where `to` has four sums of `from`
             const int slot = (from - (from > to)) * SHARE + i;
             return s.address + (slot * MULTIPLIERS + threadIdx.x - 128) * 16;
         };
-        cluster_barrier();
+        tell_others(s.free);
+        s.free.wait_for_others(s.tile % 2);
 #pragma unroll
         for (int to = 0; to < SHARES; to++)
 #pragma unroll
@@ -110,7 +111,8 @@ struct Multiplier {
                     store_remote(place(rank, to, i), to,
                                  make_float4(own[0], own[1], own[2], own[3]));
             }
-        cluster_barrier();
+        tell_others(s.left);
+        s.left.wait_for_others(s.tile++ % 2);
 #pragma unroll
         for (int j = 0; j < EIGHTS; j++) {
             if (!owns(j)) continue;
@@ -123,7 +125,14 @@ struct Multiplier {
             }
             sums[j][0] = total.x, sums[j][1] = total.y, sums[j][2] = total.z, sums[j][3] = total.w;
         }
-        s.read.arrive();
+        fence_for_products();  // copies will write there again
+        s.read.arrive_warp();
+    }
+
+    static __device__ __forceinline__ void tell_others(Barrier barrier) {
+#pragma unroll
+        for (int rank = 0; rank < SPLIT; rank++)
+            if (rank != blockIdx.x % SPLIT) barrier.arrive_warp_at(rank);
     }
 
     // Whether the results of the j-th eight rows are this block's to write.
@@ -206,13 +215,11 @@ __device__ __forceinline__ void product(const Problem& p, const int* n_rows) {
     extern __shared__ u8 memory[];
     Shared s(memory);
     pdl_launch_dependents();
-    if (threadIdx.x == 0) {
-        s.weights.init(1, MULTIPLIERS);
-        s.rows.init(1, MULTIPLIERS / 32);
-        s.read.init(MULTIPLIERS);
-        publish_barriers();
-    }
-    __syncthreads();
+    if (threadIdx.x == 0) s.init();
+    if (SPLIT > 1)
+        cluster_barrier();
+    else
+        __syncthreads();
     if (threadIdx.x < 128) {
         give_registers<COPY_REGISTERS>();
         // Where all rows are one tile, which weights come first is known before the rows are.

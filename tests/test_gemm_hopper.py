@@ -87,7 +87,7 @@ def test_stages_and_barriers_make_the_shared_memory():
     # 64 columns of 256 rows as halves; 128 outputs times two units of 144 bytes.
     w = weight("Q4_K", 4096, 4096)
     assert weight_bytes([w]) == 36864
-    assert shared_bytes(36864, 256, Stages(4, 2)) == 1040 + 4 * (32768 + 16) + 2 * (36864 + 16)
+    assert shared_bytes(36864, 256, Stages(4, 2)) == 1056 + 4 * (32768 + 16) + 2 * (36864 + 16)
     assert choose_stages(H200, 36864, 256) == (4, 2)
     # Another layout in the same launch: the larger counts.
     larger = weight("Q6_K", 1024, 4096)

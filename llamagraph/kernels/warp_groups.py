@@ -45,9 +45,9 @@ def weight_bytes(weights: Sequence[Weight]) -> int:
 def shared_bytes(stage: int, tile_rows: int, stages: Stages) -> int:
     """Dynamic shared memory of a block, where a stage of weights has so many bytes.
 
-    The stages, aligned to 1024, two barriers for each, and another.
+    The stages, aligned to 1024, two barriers for each, and three.
     """
-    return 1040 + stages.rows * (tile_rows * COLUMNS * 2 + 16) + stages.weights * (stage + 16)
+    return 1056 + stages.rows * (tile_rows * COLUMNS * 2 + 16) + stages.weights * (stage + 16)
 
 
 def choose_stages(target: Target, stage: int, tile_rows: int, blocks: int = 1) -> Stages | None:
@@ -90,7 +90,7 @@ def fits(stage: int, tile_rows: int, split: int, stages: Stages) -> bool:
     if tile_rows == TILE_ROWS[0] and split > 2:  # no register is left for more
         return False
     sent = (split - 1) * 4096 * (eights // min(split, eights))  # 128 outputs of 8 rows as F32
-    return sent <= shared_bytes(stage, tile_rows, stages) - 1040 - 16 * sum(stages)
+    return sent <= shared_bytes(stage, tile_rows, stages) - 1056 - 16 * sum(stages)
 
 
 class Product(NamedTuple):
