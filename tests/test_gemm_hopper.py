@@ -105,6 +105,13 @@ def test_one_launch():
     assert launch.traffic(Work(n_rows=100)) == (w.n_bytes + 2 * 100 * 768, 4 * 100 * 1000)
 
 
+def test_layers_that_are_alike_are_planned_once():
+    tape, asked = Tape(H200, StepKey(rows=128), {}), []
+    for key in ("a", "b", "a"):
+        assert tape.once(key, lambda key=key: asked.append(key) or key.upper()) == key.upper()
+    assert asked == ["a", "b"]
+
+
 def test_the_reference_is_near_the_exact_product():
     for args, constants in hopper_rows.example(np.random.default_rng(0)):
         w, x, n_rows, out, *_ = args = numpy_args(args)

@@ -214,11 +214,16 @@ def hopper_qkv(attn_q: In, attn_k: In, attn_v: In, x: In, n_rows: In, q: Out, k:
 # ---- Launches -----------------------------------------------------------------------------------
 
 
+def _planned(tape: Tape, weights: Sequence[Buffer], rows: int) -> Plan:
+    facts = tuple((w.dtype, w.shape, w.layout) for w in weights)
+    return tape.once((plan, rows, facts), lambda: plan(tape.target, weights, rows))
+
+
 def gemm_hopper(tape: Tape, weight: Buffer, x: Buffer, n_rows: Buffer, out: Buffer, label: str, *,
                 add: bool = False) -> None:
     """out = x @ weight.T for rows in panels, or with `add` out += x @ weight.T."""
     rows, (n_out, n_in) = x.shape[1], weight.shape
-    how = plan(tape.target, [weight], rows)
+    how = _planned(tape, [weight], rows)
     constants = tile_constants(weight) | how.constants
     chosen = hopper_add(**constants, ADD=1) if add else hopper_rows(**constants)
     tape.launch(chosen, weight, x, n_rows, out, n_in, n_out, rows, label=label,
@@ -233,7 +238,7 @@ def gates(gate: Weight, up: Weight) -> bool:
 def gated(tape: Tape, gate: Buffer, up: Buffer, x: Buffer, out: Buffer, act: str) -> None:
     """out = act(x @ gate.T) * (x @ up.T), x and out in panels."""
     rows, (n_out, n_in) = x.shape[1], gate.shape
-    how = plan(tape.target, [gate, up], rows)
+    how = _planned(tape, [gate, up], rows)
     constants = tile_constants(gate) | how.constants
     tape.launch(hopper_gated(**constants, ACT=act), gate, up, x, tape.io["n_rows"], out, n_in,
                 n_out, rows, label="ffn_gate_up",
@@ -250,7 +255,7 @@ def three(tape: Tape, weights: Sequence[Buffer], x: Buffer, outs: Sequence[Buffe
           ) -> None:
     """The products of x in panels with q, k and v; q and k are stored alike."""
     rows, n_in = x.shape[1], weights[0].shape[1]
-    how = plan(tape.target, weights, rows)
+    how = _planned(tape, weights, rows)
     constants = _qkv_constants(weights) | how.constants
     types = dict.fromkeys(map(type_of, weights))
     tape.launch(hopper_qkv(**constants), *weights, x, tape.io["n_rows"], *outs, n_in,
