@@ -15,12 +15,10 @@
 
 constexpr int OUTPUTS = 128, STEP = 64;  // of a block at a time: outputs, columns
 constexpr int MULTIPLIERS = 256, THREADS = 128 + MULTIPLIERS;
-constexpr int COPY_REGISTERS = BLOCKS == 1 ? 56 : 32, REGISTERS = BLOCKS == 1 ? 224 : 104;
+constexpr int COPY_REGISTERS = 40, REGISTERS = BLOCKS == 1 ? 232 : 96;
 // Where another block on the multiprocessor unpacks while this one multiplies, no step overlaps.
 constexpr int AHEAD = BLOCKS == 1 ? 2 : 1;
 constexpr int ROW_BYTES = TILE_ROWS * STEP * 2;  // of a stage
-constexpr int EIGHTS = TILE_ROWS / 8;            // groups of eight rows
-constexpr int SHARES = SPLIT < EIGHTS ? SPLIT : EIGHTS, SHARE = EIGHTS / SHARES;
 
 // How a weight is stored.
 template <class T, int UnitWeights, int TileRows>
@@ -56,9 +54,11 @@ constexpr bool SAME = false;
 template <class A>
 constexpr bool SAME<A, A> = true;
 
+// Of a last tile, so many rows cost less than a whole one. With two types registers would not do.
+constexpr int FEWER = TILE_ROWS == 256 && SAME<Usual, Other> ? 128 : TILE_ROWS;
+
 constexpr int WEIGHT_BYTES = Usual::BYTES > Other::BYTES ? Usual::BYTES : Other::BYTES;
 constexpr int RINGS_AT = ROW_STAGES * ROW_BYTES + WEIGHT_STAGES * WEIGHT_BYTES;
-static_assert((SPLIT - 1) * SHARE * MULTIPLIERS * 16 <= RINGS_AT, "room for others' sums");
 
 // A weight and where its results go. With `second`, a block's outputs are half as many, of both.
 struct Part {
@@ -76,20 +76,26 @@ struct Problem {
     int n_in, rows;
 };
 
-// The block's tiles in turn, `work(stored, part, first_row, first_out)`: those of one set of
-// outputs follow each other.
-template <class Work>
-__device__ __forceinline__ void for_tiles(const Problem& p, int n, Work work) {
-    const int row_tiles = ceil_div(n, TILE_ROWS), a = p.a.tiles(), b = a + p.b.tiles();
-    const int n_tiles = row_tiles * (b + p.c.tiles());
-    for (int tile = blockIdx.x / SPLIT; tile < n_tiles; tile += gridDim.x / SPLIT) {
-        const int row = tile % row_tiles * TILE_ROWS, at = tile / row_tiles;
+// The block's tiles in turn, `work(stored, part, first_row, first_out)`, and `between()` two of them.
+// Those of one set of outputs follow each other, but the tiles of the last rows, which may be fewer,
+// come last.
+template <class Work, class Between>
+__device__ __forceinline__ void for_tiles(const Problem& p, int n, Work work, Between between) {
+    const int a = p.a.tiles(), b = a + p.b.tiles(), outputs = b + p.c.tiles();
+    const int whole = n / TILE_ROWS, n_whole = whole * outputs;
+    const int n_tiles = ceil_div(n, TILE_ROWS) * outputs;
+    for (int tile = blockIdx.x / SPLIT; tile < n_tiles;) {
+        const bool last = tile >= n_whole;
+        const int row = (last ? whole : tile % whole) * TILE_ROWS;
+        const int at = last ? tile - n_whole : tile / whole;
         const Part part = at < a ? p.a : at < b ? p.b : p.c;
         const int first = (at < a ? at : at < b ? at - a : at - b) * part.outputs();
         if (SAME<Usual, Other> || at < b)
             work(Usual(), part, row, first);
         else
             work(Other(), part, row, first);
+        tile += gridDim.x / SPLIT;
+        if (tile < n_tiles) between();
     }
 }
 
@@ -120,16 +126,39 @@ struct Shared {
     u32 address;  // aligned to 1024
     Turns<WEIGHT_STAGES> weights;
     Turns<ROW_STAGES> rows;
+    // What the blocks of a cluster tell each other of a tile: that the stages are free, that sums
+    // have been left there; and a block itself, that they have been read.
+    Barrier free, left, read;
+    int tile = 0;
 
     __device__ __forceinline__ Shared(const void* memory)
         : address((shared_address(memory) + 1023) & ~1023u),
           weights(address + RINGS_AT),
-          rows(address + RINGS_AT + 16 * WEIGHT_STAGES) {}
+          rows(address + RINGS_AT + 16 * WEIGHT_STAGES),
+          free{address + RINGS_AT + 16 * (WEIGHT_STAGES + ROW_STAGES)},
+          left{free.at + 8},
+          read{free.at + 16} {}
+
+    __device__ __forceinline__ void init() const {
+        weights.init(1, MULTIPLIERS);
+        rows.init(1, MULTIPLIERS / 32);
+        if constexpr (SPLIT > 1) {
+            free.init((SPLIT - 1) * (MULTIPLIERS / 32));
+            left.init((SPLIT - 1) * (MULTIPLIERS / 32));
+            read.init(MULTIPLIERS / 32);
+        }
+        publish_barriers();
+    }
 
     __device__ __forceinline__ u32 weights_address() const {
         return address + ROW_STAGES * ROW_BYTES + weights.stage * WEIGHT_BYTES;
     }
     __device__ __forceinline__ u32 rows_address() const { return address + rows.stage * ROW_BYTES; }
+
+    // Waits until the stages may be filled again, behind a tile whose sums were added up there.
+    __device__ __forceinline__ void wait_for_sums() {
+        if (SPLIT > 1) read.wait(tile++ % 2);
+    }
 };
 
 __device__ __forceinline__ void copy_weights(const Problem& p, Shared s, int n) {
@@ -155,7 +184,7 @@ __device__ __forceinline__ void copy_weights(const Problem& p, Shared s, int n) 
             }
             s.weights.next();
         }
-    });
+    }, [&] { s.wait_for_sums(); });
 }
 
 __device__ __forceinline__ void copy_rows(const Problem& p, Shared s, int n) {
@@ -163,13 +192,14 @@ __device__ __forceinline__ void copy_rows(const Problem& p, Shared s, int n) {
         using S = decltype(stored);
         constexpr int STEPS = S::UNIT_WEIGHTS / STEP;
         const int end = S::end_unit(p.n_in) * STEPS;
+        const u32 n_bytes = min(TILE_ROWS, (n - first_row + 7) & ~7) * STEP * 2;
         for (int step = S::first_unit(p.n_in) * STEPS; step < end; step++) {
             s.rows.wait_empty();
-            s.rows.full().arrive_expecting(ROW_BYTES);
+            s.rows.full().arrive_expecting(n_bytes);
             copy_bulk(s.rows_address(),
-                      p.x + (static_cast<size_t>(step) * p.rows + first_row) * STEP, ROW_BYTES,
+                      p.x + (static_cast<size_t>(step) * p.rows + first_row) * STEP, n_bytes,
                       s.rows.full());
             s.rows.next();
         }
-    });
+    }, [&] { s.wait_for_sums(); });
 }

@@ -10,8 +10,13 @@ __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.f + expf
 using ::gelu;
 }  // namespace quick
 
-// What a warp multiplies: 16 outputs of a stage, eight from either place on, with all rows.
+// What a warp multiplies: 16 outputs of a stage, eight from either place on, with so many rows.
+template <int Rows>
 struct Multiplier {
+    static constexpr int EIGHTS = Rows / 8;  // groups of eight rows, of which blocks have shares
+    static constexpr int SHARES = SPLIT < EIGHTS ? SPLIT : EIGHTS, SHARE = EIGHTS / SHARES;
+    static_assert((SPLIT - 1) * SHARE * MULTIPLIERS * 16 <= RINGS_AT, "room for others' sums");
+
     int first[2];
     float sums[EIGHTS][4];  // as of `multiply_rows`
     u32 a[AHEAD][4][4];  // operands of a step, or of two in turn
@@ -69,7 +74,8 @@ struct Multiplier {
             s.weights.wait_full();
             if constexpr (S::UNIT_WEIGHTS == STEP) {
                 int u = 0;
-                for (; u + 1 < units; u += 2) unit<S, 0>(s, lanes, u), unit<S, 1>(s, lanes, u + 1);
+                for (; u + 1 < units; u += 2)
+                    unit<S, 0>(s, lanes, u), unit<S, 1>(s, lanes, u + 1);
                 if (u < units) {
                     unit<S, 0>(s, lanes, u);
                     products_wait<0>();  // the next stage begins with a[0] again
@@ -86,15 +92,16 @@ struct Multiplier {
         give_back({0});
     }
 
-    // Sums of all blocks of the cluster, of those eights of rows that are this block's. They
-    // lie where the stages were, once all blocks are done with those: a block has one tile.
-    __device__ __forceinline__ void add_up(const Shared& s) {
+    // Sums of all blocks of the cluster, of those eights of rows that are this block's. They lie
+    // where the stages were, once all blocks are done with those.
+    __device__ __forceinline__ void add_up(Shared& s) {
         const int rank = blockIdx.x % SPLIT;
         const auto place = [&](int from, int to, int i) {  // where `to` has four sums of `from`
             const int slot = (from - (from > to)) * SHARE + i;
             return s.address + (slot * MULTIPLIERS + threadIdx.x - 128) * 16;
         };
-        cluster_barrier();
+        tell_others(s.free);
+        s.free.wait_for_others(s.tile % 2);
 #pragma unroll
         for (int to = 0; to < SHARES; to++)
 #pragma unroll
@@ -104,7 +111,8 @@ struct Multiplier {
                     store_remote(place(rank, to, i), to,
                                  make_float4(own[0], own[1], own[2], own[3]));
             }
-        cluster_barrier();
+        tell_others(s.left);
+        s.left.wait_for_others(s.tile++ % 2);
 #pragma unroll
         for (int j = 0; j < EIGHTS; j++) {
             if (!owns(j)) continue;
@@ -117,6 +125,14 @@ struct Multiplier {
             }
             sums[j][0] = total.x, sums[j][1] = total.y, sums[j][2] = total.z, sums[j][3] = total.w;
         }
+        fence_for_products();  // copies will write there again
+        s.read.arrive_warp();
+    }
+
+    static __device__ __forceinline__ void tell_others(Barrier barrier) {
+#pragma unroll
+        for (int rank = 0; rank < SPLIT; rank++)
+            if (rank != blockIdx.x % SPLIT) barrier.arrive_warp_at(rank);
     }
 
     // Whether the results of the j-th eight rows are this block's to write.
@@ -162,24 +178,36 @@ struct Multiplier {
 #endif
 };
 
+template <class S, int Rows, bool Add>
+__device__ __forceinline__ void multiply_tile(const Problem& p, Shared& s, const Part& part,
+                                              int first_row, int first_out, int n) {
+    const int warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32;
+    const int row = first_row + lane % 4 * 2;
+    Multiplier<Rows> m;
+#ifdef ACT
+    m.first[0] = 8 * warp, m.first[1] = OUTPUTS / 2 + 8 * warp;
+#else
+    m.first[0] = 16 * warp, m.first[1] = 16 * warp + 8;
+#endif
+    const int out = first_out + m.first[0] + lane / 4;
+    m.template multiply<S>(p.n_in, s);
+    if constexpr (SPLIT > 1) m.add_up(s);
+#ifdef ACT
+    m.write_gated(part, p.rows, row, out, n);
+#else
+    m.template write<Add>(part, row, out, n);
+#endif
+}
+
 template <bool Add>
 __device__ __forceinline__ void multiply_tiles(const Problem& p, Shared s, int n) {
-    const int warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32;
-    Multiplier m;
     for_tiles(p, n, [&](auto stored, const Part& part, int first_row, int first_out) {
-        const int row = first_row + lane % 4 * 2;
-#ifdef ACT
-        m.first[0] = 8 * warp, m.first[1] = OUTPUTS / 2 + 8 * warp;
-        m.template multiply<decltype(stored)>(p.n_in, s);
-        if constexpr (SPLIT > 1) m.add_up(s);
-        m.write_gated(part, p.rows, row, first_out + m.first[0] + lane / 4, n);
-#else
-        m.first[0] = 16 * warp, m.first[1] = 16 * warp + 8;
-        m.template multiply<decltype(stored)>(p.n_in, s);
-        if constexpr (SPLIT > 1) m.add_up(s);
-        m.template write<Add>(part, row, first_out + m.first[0] + lane / 4, n);
-#endif
-    });
+        using S = decltype(stored);
+        if (FEWER < TILE_ROWS && n - first_row <= FEWER)
+            multiply_tile<S, FEWER, Add>(p, s, part, first_row, first_out, n);
+        else
+            multiply_tile<S, TILE_ROWS, Add>(p, s, part, first_row, first_out, n);
+    }, [] {});
 }
 
 template <bool Add>
@@ -187,12 +215,11 @@ __device__ __forceinline__ void product(const Problem& p, const int* n_rows) {
     extern __shared__ u8 memory[];
     Shared s(memory);
     pdl_launch_dependents();
-    if (threadIdx.x == 0) {
-        s.weights.init(1, MULTIPLIERS);
-        s.rows.init(1, MULTIPLIERS / 32);
-        publish_barriers();
-    }
-    __syncthreads();
+    if (threadIdx.x == 0) s.init();
+    if (SPLIT > 1)
+        cluster_barrier();
+    else
+        __syncthreads();
     if (threadIdx.x < 128) {
         give_registers<COPY_REGISTERS>();
         // Where all rows are one tile, which weights come first is known before the rows are.

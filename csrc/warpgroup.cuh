@@ -58,6 +58,24 @@ struct Barrier {
                          "selp.u32 %0, 1, 0, done;}" : "=r"(done) : "r"(at), "r"(phase) : "memory");
         } while (!done);
     }
+    // The same for those that other blocks of the cluster arrive at: what they have written before
+    // can be read.
+    __device__ __forceinline__ void wait_for_others(int phase) const {
+        u32 done;
+        do {
+            asm volatile("{.reg .pred done; "
+                         "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%1], %2;"
+                         "selp.u32 %0, 1, 0, done;}" : "=r"(done) : "r"(at), "r"(phase) : "memory");
+        } while (!done);
+    }
+    // Once for the warp, at the barrier that is there in the cluster's block `rank`.
+    __device__ __forceinline__ void arrive_warp_at(int rank) const {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0)
+            asm volatile("{.reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1;"
+                         "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];}"
+                         :: "r"(at), "r"(rank) : "memory");
+    }
 };
 
 // Barriers that this thread has made can be seen by copies and by other blocks.
@@ -74,7 +92,7 @@ __device__ __forceinline__ void copy_bulk(u32 to, const void* from, u32 n_bytes,
 }
 
 // What this thread has written to shared memory, or has seen written by waiting for a barrier, can
-// be read by products.
+// be read by products, and written by copies.
 __device__ __forceinline__ void fence_for_products() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

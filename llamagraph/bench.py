@@ -19,6 +19,7 @@ from llamagraph.bench_result import (
     Case,
     Result,
     Step,
+    against_ceiling,
     against_floor,
     context_of,
     latencies,
@@ -26,6 +27,7 @@ from llamagraph.bench_result import (
 )
 from llamagraph.execute import EXECUTORS
 from llamagraph.gguf.reader import GGUFFile
+from llamagraph.kernels.matrix_probe import matrix_ceiling
 from llamagraph.kernels.probe import read_bandwidth
 from llamagraph.planner import ROW_BUCKETS, prompt_steps
 from llamagraph.program.device import Device
@@ -97,7 +99,7 @@ class Subject:
                  asked: Mapping[str, Any] | None = None, probe_bytes: int | None = None,
                  progress: Progress | None = None, warn: Callable[[str], None] = lambda _: None,
                  type_k: str | None = None, type_v: str | None = None):
-        self.bandwidth = read_bandwidth(device, probe_bytes)
+        self.bandwidth, self.ceiling = read_bandwidth(device, probe_bytes), matrix_ceiling(device)
         self.file, self.device = file, device
         self.runner = Runner(file, device, "stream", n_ctx, progress, warn, type_k=type_k,
                              type_v=type_v)
@@ -195,10 +197,10 @@ class Subject:
             runner.write_tokens(tokens)
         wait, steps = runner.device.queue.wait, []
         turns = [case.n_gen] if runner.mode == "loop" and case.n_gen else [1] * case.n_gen
-        rows = [*((*step, 1) for step in prompt_steps(case.n_prompt, case.n_ubatch)),
-                *((1, "last", n) for n in turns)]
+        prompt = [(*step, 1) for step in prompt_steps(case.n_prompt, case.n_ubatch)]
+        rows = [*prompt, *((1, "last", n) for n in turns)]
         for i, (n_rows, logits, n_steps) in enumerate(rows):
-            if i * case.n_ubatch < case.n_prompt:  # later the step before has set it
+            if i < len(prompt):  # later the step before has set it
                 runner.device.memory.write(runner.io["n_rows"], [n_rows])
             wait()
             start = time.perf_counter_ns()
@@ -208,9 +210,11 @@ class Subject:
             done = (time.perf_counter_ns() - start) / n_steps
             for kv_len in range(runner.n_past - n_steps + 1, runner.n_past + 1):
                 work = Work(n_rows, kv_len)
-                n_bytes = sum(sum(launch.traffic(work)) for launch in executor.program.launches)
-                steps.append(Step(n_rows, queued, done, n_bytes, executor.n_queued / n_steps,
-                                  executor))
+                launches = executor.program.launches
+                n_bytes = sum(sum(launch.traffic(work)) for launch in launches)
+                flops = sum(launch.flops(work) for launch in launches)
+                steps.append(Step(n_rows, queued, done, n_bytes, flops,
+                                  executor.n_queued / n_steps, executor))
         return steps
 
     def _figures(self, case: Case, mode: str, runs: Sequence[Run]) -> dict[str, Any]:
@@ -229,6 +233,7 @@ class Subject:
             **speeds(case.n_tokens, samples),
             **latencies(case, steps),
             **against_floor(case.n_tokens, samples, sum(s.n_bytes for s in steps), self.bandwidth),
+            **against_ceiling(samples, sum(s.flops for s in steps), self.ceiling),
             "n_nodes": last.n_nodes, "n_queued": steps[-1].n_queued,
             "n_launches": len(last.program.launches),
             **{field: 1e3 * sum(times.get(part, 0.0) for times in made)

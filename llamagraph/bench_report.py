@@ -167,6 +167,8 @@ TEST = (
     Column("mode", 8, lambda r: r.graph_mode, right=False),
     Column("GB/s", 8, lambda r: f"{r.gb_per_s:.2f}"),
     Column("% peak", 7, lambda r: f"{r.pct_of_peak:.1f}"),
+    Column("TFLOP/s", 7, lambda r: f"{r.tflops:.1f}" if r.n_prompt else ""),
+    Column("% TFLOP", 7, lambda r: f"{r.pct_of_peak_tflops:.1f}" if r.n_prompt else ""),
     Column("ttft ms", 9, lambda r: f"{r.avg_ttft_ns / 1e6:.2f}"),
     Column("launches", 8, lambda r: str(r.n_launches)),
     Column("updates", 8, lambda r: str(r.node_updates)),

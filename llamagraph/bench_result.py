@@ -70,7 +70,9 @@ class Result:
     host waits after each launch: a token's time with the wait, and what the host spends before it
     (on a CPU all of it); a loop's are means. `bytes_per_token` is what the launches must read and
     write at least, in the file's types; the peak is the read bandwidth `read_gb_per_s`, measured in
-    the same run, and `floor_ts` the speed at it. `node_updates` counts the launches that a
+    the same run, and `floor_ts` the speed at it. `tflops` are the multiplications and additions of
+    products with weights, and `peak_tflops` what tensor cores did with operands at hand (a CPU in a
+    product of matrices), in the same run too. `node_updates` counts the launches that a
     repetition changed, `n_queued` what the host queues a token, `prepare_ms` is the making of all
     graphs that the case needs, with its parts before it, `l2_persist` the bytes of cache that are
     set aside for weights. `last_token` is what the last step chose, equal in all modes.
@@ -121,6 +123,9 @@ class Result:
     n_queued: float
     read_gb_per_s: float
     floor_ts: float
+    tflops: float
+    peak_tflops: float
+    pct_of_peak_tflops: float
     l2_persist: int
     last_token: int
 
@@ -136,6 +141,7 @@ class Step(NamedTuple):
     host_ns: float  # until it was queued
     ns: float  # until it was done
     n_bytes: int
+    flops: int  # of its products with weights
     n_queued: float  # by the host for it
     executor: Any
 
@@ -159,6 +165,13 @@ def latencies(case: Case, steps: Sequence[Step]) -> dict[str, float]:
     p50, p95 = np.percentile([s.ns / s.n_rows for s in chosen], [50, 95])
     host = sum(s.host_ns for s in chosen) / sum(s.n_rows for s in chosen)
     return {"p50_ns": float(p50), "p95_ns": float(p95), "host_us_per_token": host / 1e3}
+
+
+def against_ceiling(samples: Sequence[int], flops: int, ceiling: float) -> dict[str, float]:
+    """Products with weights over the time, beside those a second that the device can do at all."""
+    rate = 1e9 * flops / statistics.mean(samples)
+    return {"tflops": rate / 1e12, "peak_tflops": ceiling / 1e12,
+            "pct_of_peak_tflops": 100 * rate / ceiling}
 
 
 def against_floor(n_tokens: int, samples: Sequence[int], n_bytes: int, bandwidth: float

@@ -15,6 +15,7 @@ from llamagraph.bench_result import (
     Case,
     Result,
     Step,
+    against_ceiling,
     against_floor,
     cases_of,
     latencies,
@@ -37,7 +38,8 @@ RESULT = Result(  # as it might be, for arithmetic
     samples_ts=[1000.0], graph_mode="stream", avg_ttft_ns=10**7, p50_ns=1e6, p95_ns=1e6,
     bytes_per_token=1e9, gb_per_s=1e3, pct_of_peak=25.0, host_us_per_token=5.0, node_updates=0,
     n_nodes=150, capture_ms=1.0, instantiate_ms=2.0, upload_ms=1.0, graph_bytes=0, prepare_ms=4.0,
-    n_launches=150, n_queued=150, read_gb_per_s=4e3, floor_ts=4e3, l2_persist=0, last_token=3,
+    n_launches=150, n_queued=150, read_gb_per_s=4e3, floor_ts=4e3, tflops=1.0,
+    peak_tflops=800.0, pct_of_peak_tflops=0.125, l2_persist=0, last_token=3,
 )
 
 
@@ -76,6 +78,7 @@ def test_results_are_consistent_in_every_mode(path):
         assert r.gb_per_s == pytest.approx(r.bytes_per_token * n / np.mean(r.samples_ns))
         assert r.pct_of_peak == pytest.approx(100 * r.gb_per_s / r.read_gb_per_s)
         assert r.floor_ts == pytest.approx(1e9 * r.read_gb_per_s / r.bytes_per_token)
+        assert r.pct_of_peak_tflops == pytest.approx(100 * r.tflops / r.peak_tflops)
         assert r.avg_ttft_ns > 0 and (r.n_gen or r.avg_ttft_ns == r.avg_ns)
         assert r.n_queued == {"stream": r.n_launches, "partial": 2 * LAYERS + 1,
                               "loop": 1 / max(1, r.n_gen)}.get(r.graph_mode, 1)
@@ -149,11 +152,22 @@ def test_the_arithmetic():
     floor = against_floor(10, [10**9], n_bytes=5 * 10**9, bandwidth=2e10)
     assert floor["bytes_per_token"] == 5e8 and floor["gb_per_s"] == 5.0
     assert floor["pct_of_peak"] == 25.0 and floor["floor_ts"] == 40.0
-    steps = [Step(n_rows, host, 10 * host, 1, 1, None) for n_rows, host in
+    ceiling = against_ceiling([10**9, 3 * 10**9], flops=10**12, ceiling=1e12)
+    assert ceiling == {"tflops": 0.5, "peak_tflops": 1.0, "pct_of_peak_tflops": 50.0}
+    steps = [Step(n_rows, host, 10 * host, 1, 1, 1, None) for n_rows, host in
              ((8, 800), (1, 10), (1, 30))]
     assert latencies(Case(8, 2), steps)["p50_ns"] == 200
     assert latencies(Case(8, 2), steps)["host_us_per_token"] == 0.02
     assert latencies(Case(8), steps[:1])["p50_ns"] == 1000
+
+
+def test_products_with_weights_are_counted_for_a_prompt():
+    """Those of all rows in the layers, and of the last row in the head."""
+    shape = Shape(2, 256, 512, 4, 2, 64, 300, tied=True)
+    file = SyntheticFile("small:f16", {"small": shape})
+    (r,) = run(file, [Case(16)], repetitions=1)
+    layer = 256 * 64 * (4 + 2 + 2 + 4) + 3 * 256 * 512
+    assert r.tflops * r.avg_ns * 1e3 == pytest.approx(2 * (16 * 2 * layer + 256 * 300))
 
 
 def test_the_probe_sums_every_word_once():

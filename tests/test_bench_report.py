@@ -85,7 +85,8 @@ def test_the_table_is_llama_benchs_with_our_columns_behind(path):
     assert result.exit_code == 0, result.stderr
     header, rule, *rows = table(result.stdout)
     assert header == ["model", "size", "params", "backend", "threads", "dev", "test", "t/s", "mode",
-                      "GB/s", "% peak", "ttft ms", "launches", "updates", "make ms"]
+                      "GB/s", "% peak", "TFLOP/s", "% TFLOP", "ttft ms", "launches", "updates",
+                      "make ms"]
     assert all(re.fullmatch("-+[:-]", cell) for cell in rule)
     assert {len(row) for row in rows} == {len(header)}
     lines = [line for line in result.stdout.splitlines() if line.startswith("|")]

@@ -38,7 +38,7 @@ def test_every_bucket_has_a_tile_that_fits(dtype):
             w = weight(dtype, 4096, n_in)
             assert takes(H200, w, rows)
             how = plan(H200, [w], rows)
-            assert rows % how.tile_rows == 0 and min(how.stages) >= 2
+            assert how.tile_rows < 2 * rows and min(how.stages) >= 2
             used = shared_bytes(weight_bytes([w]), how.tile_rows, how.stages)
             assert used <= H200.shared_per_block
 
@@ -87,7 +87,7 @@ def test_stages_and_barriers_make_the_shared_memory():
     # 64 columns of 256 rows as halves; 128 outputs times two units of 144 bytes.
     w = weight("Q4_K", 4096, 4096)
     assert weight_bytes([w]) == 36864
-    assert shared_bytes(36864, 256, Stages(4, 2)) == 1024 + 4 * (32768 + 16) + 2 * (36864 + 16)
+    assert shared_bytes(36864, 256, Stages(4, 2)) == 1056 + 4 * (32768 + 16) + 2 * (36864 + 16)
     assert choose_stages(H200, 36864, 256) == (4, 2)
     # Another layout in the same launch: the larger counts.
     larger = weight("Q6_K", 1024, 4096)
@@ -103,6 +103,13 @@ def test_one_launch():
     assert launch.kernel.name == "hopper_rows" and launch.args[-3:] == (768, 1000, 128)
     assert launch.geometry.block == 384 and launch.variant.startswith("Q6_K wgmma 128x")
     assert launch.traffic(Work(n_rows=100)) == (w.n_bytes + 2 * 100 * 768, 4 * 100 * 1000)
+
+
+def test_layers_that_are_alike_are_planned_once():
+    tape, asked = Tape(H200, StepKey(rows=128), {}), []
+    for key in ("a", "b", "a"):
+        assert tape.once(key, lambda key=key: asked.append(key) or key.upper()) == key.upper()
+    assert asked == ["a", "b"]
 
 
 def test_the_reference_is_near_the_exact_product():

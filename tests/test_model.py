@@ -269,7 +269,8 @@ def test_programs_of_row_counts(tmp_path):
 
 
 @pytest.mark.parametrize("n_prompt, rows", [(1, [1]), (5, [8, 1]), (512, [512, 1]),
-                                            (2100, [2048, 64, 1])])
+                                            (2100, [2048, 64, 1]), (1100, [1024, 128, 1]),
+                                            (1536, [1024, 512, 1]), (1537, [2048, 1])])
 def test_the_usual_programs_are_those_that_prefill_and_decode_take(n_prompt, rows):
     keys = usual_keys(n_prompt, "chain")
     assert [k.rows for k in keys] == rows and all(k.sampler == "chain" for k in keys)

@@ -235,7 +235,8 @@ def _bench(file: Any, device: Any, cases: Sequence[Any], plan: Plan, options: di
     for i, result in enumerate(results):
         if i == 0:
             bar.close()
-            note(f"{result.gpu_info or result.cpu_info}: reads {result.read_gb_per_s:.1f} GB/s")
+            note(f"{result.gpu_info or result.cpu_info}: reads {result.read_gb_per_s:.1f} GB/s, "
+                 f"multiplies {result.peak_tflops:.3g} TFLOP/s")
         yield result
 
 

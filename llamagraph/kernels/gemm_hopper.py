@@ -20,6 +20,7 @@ from llamagraph.kernels.warp_groups import (
     TILE_OUT,
     Plan,
     Stages,
+    n_clusters,
     plan,
     shared_bytes,
     weight_bytes,
@@ -41,11 +42,11 @@ from llamagraph.program.target import Target
 
 def _place(target: Target, weights: Sequence[Buffer], rows: int, outputs: int, *, TILE_ROWS: int,
            SPLIT: int, BLOCKS: int, ROW_STAGES: int, WEIGHT_STAGES: int, **_) -> Geometry:
-    """Blocks for the tiles of `outputs` outputs of each weight, or as many as run at once."""
+    """Clusters for the tiles of `outputs` outputs of each weight, or as many as run at once."""
     tiles = -(-rows // TILE_ROWS) * sum(-(-w.shape[0] // outputs) for w in weights)
     shared = shared_bytes(weight_bytes(weights), TILE_ROWS, Stages(ROW_STAGES, WEIGHT_STAGES))
-    blocks = min(tiles, target.n_sm * BLOCKS) if SPLIT == 1 else tiles * SPLIT
-    return Geometry((blocks, 1, 1), 384, shared)
+    clusters = min(tiles, n_clusters(target, BLOCKS, SPLIT))
+    return Geometry((clusters * SPLIT, 1, 1), 384, shared)
 
 
 def _geometry(target, weight: Buffer, x, n_rows, out, n_in, n_out, rows: int, **how) -> Geometry:
@@ -96,10 +97,12 @@ _EXAMPLES = (  # type, layout, outputs, columns, rows, true rows
     ("Q4_K", "rows16", 300, 1280, 512, 300, Plan(256, 1, Stages(3, 2))),
     ("Q4_K", "rows8", 77, 1024, 128, 100, Plan(64, 1, Stages(4, 2))),
     ("Q4_K", "rows32", 256, 768, 256, 256, Plan(128, 1, Stages(5, 3))),
+    ("Q4_K", "rows16", 4480, 1024, 512, 330, Plan(256, 2, Stages(3, 2))),  # two tiles a cluster
     ("Q5_K", "rows16", 130, 1536, 32, 21, Plan(32, 4, Stages(4, 2), 2)),
     ("Q6_K", "rows16", 257, 1280, 512, 511, Plan(256, 1, Stages(3, 2))),
     ("Q6_K", "rows8", 64, 512, 16, 9, Plan(16, 2, Stages(4, 2), 1)),
     ("Q8_0", "rows16", 160, 1664, 256, 129, Plan(128, 4, Stages(4, 2))),
+    ("Q8_0", "rows16", 100, 1664, 520, 519, Plan(256, 1, Stages(3, 2))),
     ("Q8_0", "rows8", 200, 576, 128, 128, Plan(128, 1, Stages(4, 2))),
     ("Q4_0", "rows16", 96, 2816, 64, 33, Plan(64, 1, Stages(4, 2))),
     ("Q4_1", "rows16", 129, 1088, 64, 64, Plan(64, 8, Stages(4, 2))),
@@ -211,11 +214,16 @@ def hopper_qkv(attn_q: In, attn_k: In, attn_v: In, x: In, n_rows: In, q: Out, k:
 # ---- Launches -----------------------------------------------------------------------------------
 
 
+def _planned(tape: Tape, weights: Sequence[Buffer], rows: int) -> Plan:
+    facts = tuple((w.dtype, w.shape, w.layout) for w in weights)
+    return tape.once((plan, rows, facts), lambda: plan(tape.target, weights, rows))
+
+
 def gemm_hopper(tape: Tape, weight: Buffer, x: Buffer, n_rows: Buffer, out: Buffer, label: str, *,
                 add: bool = False) -> None:
     """out = x @ weight.T for rows in panels, or with `add` out += x @ weight.T."""
     rows, (n_out, n_in) = x.shape[1], weight.shape
-    how = plan(tape.target, [weight], rows)
+    how = _planned(tape, [weight], rows)
     constants = tile_constants(weight) | how.constants
     chosen = hopper_add(**constants, ADD=1) if add else hopper_rows(**constants)
     tape.launch(chosen, weight, x, n_rows, out, n_in, n_out, rows, label=label,
@@ -230,7 +238,7 @@ def gates(gate: Weight, up: Weight) -> bool:
 def gated(tape: Tape, gate: Buffer, up: Buffer, x: Buffer, out: Buffer, act: str) -> None:
     """out = act(x @ gate.T) * (x @ up.T), x and out in panels."""
     rows, (n_out, n_in) = x.shape[1], gate.shape
-    how = plan(tape.target, [gate, up], rows)
+    how = _planned(tape, [gate, up], rows)
     constants = tile_constants(gate) | how.constants
     tape.launch(hopper_gated(**constants, ACT=act), gate, up, x, tape.io["n_rows"], out, n_in,
                 n_out, rows, label="ffn_gate_up",
@@ -247,7 +255,7 @@ def three(tape: Tape, weights: Sequence[Buffer], x: Buffer, outs: Sequence[Buffe
           ) -> None:
     """The products of x in panels with q, k and v; q and k are stored alike."""
     rows, n_in = x.shape[1], weights[0].shape[1]
-    how = plan(tape.target, weights, rows)
+    how = _planned(tape, weights, rows)
     constants = _qkv_constants(weights) | how.constants
     types = dict.fromkeys(map(type_of, weights))
     tape.launch(hopper_qkv(**constants), *weights, x, tape.io["n_rows"], *outs, n_in,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import NamedTuple
 
-from llamagraph.kernels.layouts import Weight, tiles_of, type_of, unit_weights
+from llamagraph.kernels.layouts import Weight, shared_layout, tiles_of, type_of, unit_weights
 from llamagraph.kernels.panels import COLUMNS
 from llamagraph.program.target import Target
 
@@ -16,6 +16,7 @@ ARCH = "sm_90a"
 TYPES = ("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 TILE_OUT = 128
 TILE_ROWS = (256, 128, 64, 32, 16, 8)
+FEWER_ROWS = 128  # of the last tile of 256: so many or less take no longer than a tile of so many
 MOST_STAGES = 8
 RESERVED = 1024  # bytes of shared memory that each of two blocks on a multiprocessor takes beside
 SPLITS = (1, 2, 4, 8)  # blocks of a cluster that share the columns of a tile
@@ -23,8 +24,8 @@ SPLITS = (1, 2, 4, 8)  # blocks of a cluster that share the columns of a tile
 # and of a tile, and the adding up within a cluster, by the row.
 STEP_TIME = {256: 0.66, 128: 0.41, 64: 0.30, 32: 0.265, 16: 0.26, 8: 0.255}
 TWO_BLOCKS_TIME = {32: 0.47, 16: 0.45, 8: 0.43}
-# A cluster lies within a group of multiprocessors, which larger ones do not fill; with four blocks
-# each, 128 took twice as long as 64 clusters of two did.
+# A cluster lies within a group of multiprocessors, which larger ones do not fill: 32 of four blocks
+# took twice as long as 64 of two.
 SHARE_OF_CLUSTERS = {1: 1.0, 2: 1.0, 4: 0.85, 8: 0.85}
 LAUNCH_TIME, TILE_TIME, SPLIT_TIME, SPLIT_ROW_TIME = 3.0, 1.0, 1.0, 0.012
 
@@ -44,9 +45,9 @@ def weight_bytes(weights: Sequence[Weight]) -> int:
 def shared_bytes(stage: int, tile_rows: int, stages: Stages) -> int:
     """Dynamic shared memory of a block, where a stage of weights has so many bytes.
 
-    The stages, aligned to 1024, and two barriers for each.
+    The stages, aligned to 1024, two barriers for each, and three.
     """
-    return 1024 + stages.rows * (tile_rows * COLUMNS * 2 + 16) + stages.weights * (stage + 16)
+    return 1056 + stages.rows * (tile_rows * COLUMNS * 2 + 16) + stages.weights * (stage + 16)
 
 
 def choose_stages(target: Target, stage: int, tile_rows: int, blocks: int = 1) -> Stages | None:
@@ -89,7 +90,7 @@ def fits(stage: int, tile_rows: int, split: int, stages: Stages) -> bool:
     if tile_rows == TILE_ROWS[0] and split > 2:  # no register is left for more
         return False
     sent = (split - 1) * 4096 * (eights // min(split, eights))  # 128 outputs of 8 rows as F32
-    return sent <= shared_bytes(stage, tile_rows, stages) - 1024 - 16 * sum(stages)
+    return sent <= shared_bytes(stage, tile_rows, stages) - 1056 - 16 * sum(stages)
 
 
 class Product(NamedTuple):
@@ -98,16 +99,36 @@ class Product(NamedTuple):
     outputs: int  # tiles of outputs
     steps: float  # of 64 columns
     stored: int  # tiles of a row's columns
+    alike: bool  # all weights are stored alike
 
 
-def _time(slots: int, p: Product, n_tiles: int, split: int, tile_rows: int, step: float) -> float:
-    """Microseconds of a product. A cluster has one tile, and a block whole stored tiles."""
-    room = slots * SHARE_OF_CLUSTERS[split]
-    if split > 1 and (n_tiles * split > room or p.stored < split):
+def _row_times(tile_rows: int, blocks: int, rows: int, alike: bool) -> tuple[float, float] | None:
+    """Microseconds of 64 columns, of a whole tile and of the last rows."""
+    times = STEP_TIME if blocks == 1 else TWO_BLOCKS_TIME
+    if tile_rows not in times:
+        return None
+    fewer = alike and tile_rows == TILE_ROWS[0] and 0 < rows % tile_rows <= FEWER_ROWS
+    return times[tile_rows], times[FEWER_ROWS if fewer else tile_rows]
+
+
+def n_clusters(target: Target, blocks: int, split: int) -> int:
+    """How many clusters of `split` blocks run at once, with so many blocks on a multiprocessor."""
+    return int(target.n_sm * blocks * SHARE_OF_CLUSTERS[split]) // split
+
+
+def _time(at_once: int, p: Product, rows: int, split: int, tile_rows: int,
+          times: tuple[float, float]) -> float:
+    """Microseconds of a product, for so many clusters; a block has whole stored tiles."""
+    if p.stored < split:
         return float("inf")
-    waves, share = -(-n_tiles * split // slots), -(-p.stored // split) / p.stored
-    adding = (SPLIT_TIME + SPLIT_ROW_TIME * tile_rows) * (split > 1)
-    return LAUNCH_TIME + waves * (TILE_TIME + share * p.steps * step) + adding
+    whole, n_tiles = rows // tile_rows * p.outputs, -(-rows // tile_rows) * p.outputs
+    steps = -(-p.stored // split) / p.stored * p.steps
+    each = TILE_TIME + (SPLIT_TIME + SPLIT_ROW_TIME * tile_rows) * (split > 1)
+    longest = 0.0
+    for first in (0, whole % at_once, n_tiles % at_once):  # where the number of tiles changes
+        n_whole, n = (-(-(tiles - first) // at_once) for tiles in (whole, n_tiles))
+        longest = max(longest, n * each + steps * (n_whole * times[0] + (n - n_whole) * times[1]))
+    return LAUNCH_TIME + longest
 
 
 def _reason(target: Target, n_tiles: int, split: int, blocks: int) -> str:
@@ -120,15 +141,15 @@ def plan(target: Target, weights: Sequence[Weight], rows: int) -> Plan:
     """The tile, and the blocks that share its columns, with which a launch is done first."""
     found, stage = [], weight_bytes(weights)
     p = Product(sum(-(-w.shape[0] // TILE_OUT) for w in weights), weights[0].shape[-1] / COLUMNS,
-                tiles_of(weights[0]).n_tiles)
+                tiles_of(weights[0]).n_tiles, shared_layout(weights))
     for tile_rows, blocks in product(TILE_ROWS, (1, 2)):
-        step = (STEP_TIME if blocks == 1 else TWO_BLOCKS_TIME).get(tile_rows)
+        times = _row_times(tile_rows, blocks, rows, p.alike)
         stages = choose_stages(target, stage, tile_rows, blocks)
-        if step is None or stages is None or rows % tile_rows:
+        if times is None or stages is None or tile_rows >= 2 * rows:
             continue
-        n_tiles = rows // tile_rows * p.outputs
         for split in (s for s in SPLITS if fits(stage, tile_rows, s, stages)):
-            time = _time(target.n_sm * blocks, p, n_tiles, split, tile_rows, step)
-            found.append((time, tile_rows, split, stages, blocks, n_tiles))
-    _, tile_rows, split, stages, blocks, n_tiles = min(found)
+            time = _time(n_clusters(target, blocks, split), p, rows, split, tile_rows, times)
+            found.append((time, tile_rows, split, stages, blocks))
+    _, tile_rows, split, stages, blocks = min(found)
+    n_tiles = -(-rows // tile_rows) * p.outputs
     return Plan(tile_rows, split, stages, blocks, _reason(target, n_tiles, split, blocks))

@@ -1,7 +1,8 @@
 """Where operations write a step's launches. Knows the target and the key, no device."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from llamagraph.program.launch import (
     COPY,
@@ -18,6 +19,8 @@ from llamagraph.program.persist import persistent
 from llamagraph.program.plan import ALIGNMENT, place
 from llamagraph.program.target import Target
 
+T = TypeVar("T")
+
 
 class Tape:
     """Collects launches over the `io` buffers and over scratch that is placed at the end."""
@@ -28,6 +31,7 @@ class Tape:
         self._outputs: dict[str, Buffer] = {}
         self._scope = ""
         self._scratch_end = 0
+        self._choices: dict[Hashable, Any] = {}
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
@@ -37,6 +41,12 @@ class Tape:
             yield
         finally:
             self._scope = outer
+
+    def once(self, key: Hashable, choose: Callable[[], T]) -> T:
+        """What `choose` says, asked once a step for the key: layers are alike."""
+        if key not in self._choices:
+            self._choices[key] = choose()
+        return self._choices[key]
 
     def scratch(self, name: str, *shape: int, dtype: str = "F32") -> Buffer:
         """A buffer that lives from its first to its last use within the step."""
