@@ -11,45 +11,44 @@ constexpr int PIECES = (DIM + 63) / 64;  // of a head that a warp combines at a 
 // Weights that sum to 1 for a head's chunks, for one warp. Past the last chunk they are 0.
 __device__ void weigh_chunks(const float* stats, int n_chunks, float* weight) {
     constexpr int MINE = MAX_CHUNKS / 32;
-    float m[MINE], top = NOTHING, sum = 0;
+    float m[MINE], l[MINE], top = NOTHING, sum = 0;
 #pragma unroll
     for (int i = 0; i < MINE; i++) {
         const int c = 32 * i + threadIdx.x % 32;
         m[i] = c < n_chunks ? __ldcg(stats + c) : NOTHING;
-        top = fmaxf(top, m[i]);
+        l[i] = c < n_chunks ? __ldcg(stats + MAX_CHUNKS + c) : 0;
     }
+#pragma unroll
+    for (int i = 0; i < MINE; i++) top = fmaxf(top, m[i]);
     top = warp_max(top);
 #pragma unroll
     for (int i = 0; i < MINE; i++) {
-        const int c = 32 * i + threadIdx.x % 32;
         m[i] = weight_of(m[i] - top);
-        if (c < n_chunks) sum += m[i] * __ldcg(stats + MAX_CHUNKS + c);
+        sum += m[i] * l[i];
     }
     sum = __fdividef(1, warp_sum(sum));
-    __syncwarp();
 #pragma unroll
     for (int i = 0; i < MINE; i++) weight[32 * i + threadIdx.x % 32] = m[i] * sum;
     __syncwarp();
 }
 
-// One warp combines 64 numbers of a head, from number `d` on, two a lane, chunk after chunk.
+// One warp combines 64 numbers of a head, from number `d` on, two a lane, chunk after chunk. The
+// first chunks' are on their way before the weights are known.
 __device__ void combine(const float* partial, int n_chunks, int d, float* weight, float* out) {
     constexpr int AT_ONCE = 32;
-    weigh_chunks(partial + MAX_CHUNKS * DIM, n_chunks, weight);
     d += threadIdx.x % 32 * 2;
     const float* from = partial + min(d, DIM - 2);
-    float2 sum = {0, 0};
+    float2 part[AT_ONCE] = {}, sum = {0, 0};
 #pragma unroll 1
     for (int first = 0; first < n_chunks; first += AT_ONCE) {
-        float2 part[AT_ONCE];
 #pragma unroll
-        for (int j = 0; j < AT_ONCE; j++) {  // past the last chunk: any number, for weight 0
-            const int c = min(first + j, n_chunks - 1);
-            part[j] = __ldcg(reinterpret_cast<const float2*>(from + c * DIM));
-        }
+        for (int j = 0; j < AT_ONCE; j++)
+            if (first + j < n_chunks)
+                part[j] = __ldcg(reinterpret_cast<const float2*>(from + (first + j) * DIM));
         __syncwarp();  // all are on their way before the first is used
+        if (first == 0) weigh_chunks(partial + MAX_CHUNKS * DIM, n_chunks, weight);
 #pragma unroll
-        for (int j = 0; j < AT_ONCE; j++) {
+        for (int j = 0; j < AT_ONCE; j++) {  // past the last chunk the weight is 0
             const float w = weight[first + j];
             sum.x += w * part[j].x, sum.y += w * part[j].y;
         }
@@ -72,45 +71,55 @@ struct Place {
     }
 };
 
-// The maximum and the sum of a head over the block's warps.
-__device__ float2 total(const Shared& shared, int head) {
-    float m = NOTHING, l = 0;
-    for (int w = 0; w < WARPS; w++) m = fmaxf(m, shared.m[w][head]);
-    for (int w = 0; w < WARPS; w++) l += shared.l[w][head] * weight_of(shared.m[w][head] - m);
-    return {m, l};
-}
+// Of a head over the block's warps: the maximum, the sum, and what a warp's sums count of it.
+struct Total {
+    float m = NOTHING, l = 0, share[WARPS];
 
-// Writes what the two slots of shared memory hold; the answer is divided by the sum of the weights.
-__device__ void write(const Shared& shared, const Place& place) {
-#pragma unroll 1
-    for (int i = threadIdx.x; i < n_heads() * DIM / 4; i += THREADS) {
-        const int head = i / (DIM / 4), d = i % (DIM / 4) * 4;
-        const float4 a = *reinterpret_cast<const float4*>(&shared.sums[0][head][d]);
-        const float4 b = *reinterpret_cast<const float4*>(&shared.sums[1][head][d]);
-        const float scale = place.stats ? 1 : __fdividef(1, total(shared, head).y);
-        *reinterpret_cast<float4*>(place.sums + head * place.stride + d) = {
-            (a.x + b.x) * scale, (a.y + b.y) * scale, (a.z + b.z) * scale, (a.w + b.w) * scale};
+    __device__ __forceinline__ Total(const Shared& shared, int head) {
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) m = fmaxf(m, shared.m[w][head]);
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            share[w] = weight_of(shared.m[w][head] - m);
+            l += shared.l[w][head] * share[w];
+        }
     }
-    if (place.stats && threadIdx.x < n_heads()) {
-        const float2 t = total(shared, threadIdx.x);
-        float* stats = place.stats + threadIdx.x * place.stride;
-        stats[0] = t.x, stats[MAX_CHUNKS] = t.y;
-    }
-}
+};
 
-// Adds up what the warps have of a chunk: two put down their sums, two add theirs.
-__device__ void finish(Shared& shared, Sums& mine, const Place& place) {
-    const int w = warp_index(), head = quad();
+// Adds up what the warps have of a chunk and writes it; an answer is divided by the sum of the
+// weights. Every thread has ITEMS fours of the result.
+__device__ void finish(Shared& shared, const Sums& mine, const Place& place) {
+    constexpr int FOURS = DIM / 4, ITEMS = (HEADS * FOURS + THREADS - 1) / THREADS;
     const float l = row_sum(mine.l);
-    if (in_quad() == 0) shared.m[w][head] = mine.m, shared.l[w][head] = l;
-    __syncthreads();
-    const float keep = weight_of(mine.m - total(shared, head).x);
-    if (w >= WARPS / 2) mine.put(shared.sums[w % 2][head], keep, false);
-    __syncthreads();
-    if (w < WARPS / 2) mine.put(shared.sums[w % 2][head], keep, true);
-    __syncthreads();
-    write(shared, place);
-    __syncthreads();
+    if (in_quad() == 0) shared.m[warp_index()][quad()] = mine.m, shared.l[warp_index()][quad()] = l;
+    float4 sum[ITEMS] = {};
+#pragma unroll
+    for (int first = 0; first < WARPS; first += SLOTS) {
+        const int slot = warp_index() - first;
+        if (first > 0) __syncthreads();
+        if (slot >= 0 && slot < SLOTS && quad() < HEADS) mine.put(shared.sums[slot][quad()]);
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < ITEMS; i++) {
+            const int item = i * THREADS + threadIdx.x, head = item / FOURS, d = item % FOURS * 4;
+            if (head >= n_heads()) continue;
+            const Total total(shared, head);
+#pragma unroll
+            for (int w = 0; w < SLOTS; w++) {
+                const float share = total.share[first + w];
+                const float4 x = *reinterpret_cast<const float4*>(&shared.sums[w][head][d]);
+                sum[i].x += share * x.x, sum[i].y += share * x.y;
+                sum[i].z += share * x.z, sum[i].w += share * x.w;
+            }
+            if (first + SLOTS < WARPS) continue;
+            const float scale = place.stats ? 1 : __fdividef(1, total.l);
+            *reinterpret_cast<float4*>(place.sums + head * place.stride + d) = {
+                sum[i].x * scale, sum[i].y * scale, sum[i].z * scale, sum[i].w * scale};
+            if (!place.stats || d > 0) continue;
+            float* stats = place.stats + head * place.stride;
+            stats[0] = total.m, stats[MAX_CHUNKS] = total.l;
+        }
+    }
 }
 
 // The warp's first tile of a chunk that holds a position of the span.
@@ -163,6 +172,7 @@ __device__ void attend(Shared& shared, const Span& span, const Head& head, int r
             const bool whole = out && span.n_chunks == 1;
             finish(shared, mine, whole ? Place::answer(out, row) : Place::chunk(partials, row, c));
             mine = Sums();
+            if (more) __syncthreads();  // the slots are free again
         }
         c = next_c, tile = next;
     }
@@ -172,10 +182,8 @@ __device__ void attend(Shared& shared, const Span& span, const Head& head, int r
 __device__ bool comes_last(bool& last, unsigned* counter, int n_blocks) {
     __syncthreads();
     if (threadIdx.x == 0) {
-        __threadfence();
-        last = atomicAdd(counter, 1u) == n_blocks - 1;
+        last = arrive(counter) == n_blocks - 1;
         if (last) *counter = 0;
-        __threadfence();
     }
     __syncthreads();
     return last;
@@ -194,13 +202,11 @@ __device__ void combine_heads(Shared& shared, int row, const float* partials, un
     }
 }
 
-// Queries times scale into shared memory; heads and numbers that are not there are zero.
-__device__ void stage_queries(Shared& shared, const float* q, float scale) {
-#pragma unroll 1
-    for (int i = threadIdx.x; i < 8 * K_SPANS * 16; i += THREADS) {
-        const int head = i / (K_SPANS * 16), d = i % (K_SPANS * 16) * 2;
+// A query head times scale into shared memory, for one warp; numbers that are not there are zero.
+__device__ void stage_query(Shared& shared, int head, const float* q, float scale) {
+    for (int d = threadIdx.x % 32 * 2; d < 32 * K_SPANS; d += 64) {
         float2 x = {0, 0};
-        if (head < n_heads() && d < DIM) x = *reinterpret_cast<const float2*>(q + head * DIM + d);
+        if (head < n_heads() && d < DIM) x = *reinterpret_cast<const float2*>(q + d);
         x.x *= scale, x.y *= scale;
         reinterpret_cast<uint2*>(shared.q[head])[d / 2] = {pack(x.x, x.y),
                                                            pack(lost(x.x), lost(x.y))};

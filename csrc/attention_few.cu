@@ -17,7 +17,8 @@ __device__ __forceinline__ void attend_row(const float* q, const u8* cache_k, co
     if (blockIdx.x >= span.n_chunks) return;
     const Head head = {cache_k, cache_v, Ring(span.low, span.last + 1, n_slots)};
     attend(shared, span, head, row, partials, out, softcap, [&] {
-        stage_queries(shared, q + (row * N_HEAD + first_head()) * DIM, scale);
+        for (int h = warp_index(); h < 8; h += WARPS)
+            stage_query(shared, h, q + (row * N_HEAD + first_head() + h) * DIM, scale);
         __syncthreads();
     });
     if (out) combine_heads(shared, row, partials, counters, out);

@@ -12,7 +12,7 @@ using TypeV = kv::TYPE_V;
 constexpr int DIM = HEAD_DIM, GROUP = N_HEAD / N_HEAD_KV;
 constexpr int HEADS = GROUP < 8 ? GROUP : 8;  // of a block: a larger group has several blocks
 constexpr int SHARES = (GROUP + 7) / 8;       // of a group
-constexpr int THREADS = 128, WARPS = THREADS / 32;
+constexpr int THREADS = 32 * WARPS;
 constexpr int TILE = 16, STEP = TILE * WARPS;  // positions of a warp, of a block
 constexpr int K_SPANS = (DIM + 31) / 32;       // 32 numbers of a key: 8 for each lane of a quad
 constexpr int V_SPANS = (DIM + 63) / 64;       // 64 numbers of a value: 8 for each quad
@@ -24,7 +24,10 @@ constexpr int K_AT_ONCE = (DIM > 128 ? 2 : 4) / TypeK::PARTS;
 constexpr int V_AT_ONCE = (DIM > 128 ? 1 : 2 / TypeV::PARTS);
 constexpr int K_PAIRS = ((K_AT_ONCE < K_SPANS ? K_AT_ONCE : K_SPANS) + 1) / 2;  // of scales: one
 constexpr int V_PAIRS = V_AT_ONCE < V_SPANS ? V_AT_ONCE : V_SPANS;              // for 64 numbers
-constexpr int MIN_BLOCKS = DIM <= 64 && TypeK::PARTS * TypeV::PARTS == 1 ? 4 : 2;
+constexpr int MIN_BLOCKS = (DIM <= 64 && TypeK::PARTS * TypeV::PARTS == 1 ? 16 : 8) / WARPS;
+
+// Slots for the sums of a block's warps: one for each, where there is room for so many.
+constexpr int SLOTS = WARPS * HEADS * (DIM + 4) <= 9216 ? WARPS : WARPS / 2;
 
 struct Shared {
     uint4 q[8][Q_STRIDE];             // scaled queries by fours: two, what they lost, two more, ..
@@ -32,11 +35,12 @@ struct Shared {
     alignas(16) u8 v[TypeV::HEAD];
     union {
         alignas(16) float heads[HEADS + 2][DIM];  // q, k and v of the new position
-        alignas(16) float sums[2][8][DIM + 4];
+        alignas(16) float sums[SLOTS][HEADS][DIM + 4];
+        float weight[WARPS][MAX_CHUNKS];  // of the chunks, once all have been added up
     };
     float m[WARPS][8], l[WARPS][8];
-    float weight[WARPS][MAX_CHUNKS];
-    float inv_freq[DIM / 2], norm[2][DIM];
+    float2 turn[DIM / 2];  // cosines and sines of the new position
+    float norm[2][DIM];
     int n_chunks;
     bool last;
 };
@@ -220,18 +224,21 @@ struct Sums {
             }
     }
 
-    // Writes the weighted values of the head times `keep`, or adds them.
-    __device__ __forceinline__ void put(float* to, float keep, bool add) const {
+    // Writes the weighted values of the head, fours in such an order that eight lanes write to
+    // different banks.
+    __device__ __forceinline__ void put(float* to) const {
+        const int swap = in_quad() / 2;
 #pragma unroll
         for (int s = 0; s < V_SPANS; s++) {
-            if (64 * s + 16 * in_quad() >= DIM) continue;
+            const int d = 64 * s + 16 * in_quad();
+            if (d >= DIM) continue;
 #pragma unroll
-            for (int j = 0; j < 16; j += 4) {
-                const int i = j / 8, k = j % 8;
-                float4& four = *reinterpret_cast<float4*>(to + 64 * s + 16 * in_quad() + j);
-                const float4 old = add ? four : float4{0, 0, 0, 0};
-                four = {old.x + acc[s][k][i] * keep, old.y + acc[s][k + 1][i] * keep,
-                        old.z + acc[s][k + 2][i] * keep, old.w + acc[s][k + 3][i] * keep};
+            for (int n = 0; n < 4; n++) {
+                const int i = n / 2, j = n % 2 * 4;
+                float x[4];
+#pragma unroll
+                for (int e = 0; e < 4; e++) x[e] = swap ? acc[s][j + e][1 - i] : acc[s][j + e][i];
+                *reinterpret_cast<float4*>(to + d + 4 * (n ^ 2 * swap)) = {x[0], x[1], x[2], x[3]};
             }
         }
     }

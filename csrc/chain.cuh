@@ -72,18 +72,18 @@ __device__ int first_where(const bool (&found)[PER_LANE]) {
     return lane * PER_LANE + __shfl_sync(~0u, mine, lane);
 }
 
-// Unnormalised weights exp((logit - top) / temp) of the candidates that are left; their sum.
+// Unnormalised weights exp((logit - top) / temp) of the candidates that are left; the lane's sum.
 __device__ double weigh(const Candidates& c, float top, float temp, float (&weight)[PER_LANE]) {
     double sum = 0;
     for (int j = 0; j < PER_LANE; j++) {
         weight[j] = c.left[j] ? expf((c.logit[j] - top) / temp) : 0.0f;
         sum += weight[j];
     }
-    return sum_of_lanes(sum);
+    return sum;
 }
 
 __device__ void probabilities(const Candidates& c, float top, float (&p)[PER_LANE]) {
-    float sum = static_cast<float>(weigh(c, top, 1.0f, p));
+    float sum = static_cast<float>(sum_of_lanes(weigh(c, top, 1.0f, p)));
     for (int j = 0; j < PER_LANE; j++) p[j] /= sum;
 }
 
@@ -148,9 +148,7 @@ __device__ unsigned philox(unsigned k0, unsigned k1, unsigned counter) {
 // The index at which the running sum of weights passes the share u of their sum.
 __device__ int draw(const Candidates& c, float top, float temp, double u) {
     float weight[PER_LANE];
-    weigh(c, top, temp, weight);
-    double own = 0;
-    for (int j = 0; j < PER_LANE; j++) own += weight[j];
+    const double own = weigh(c, top, temp, weight);
     double before = sum_before(own);
     double target = u * __shfl_sync(~0u, before + own, 31);
     bool passed[PER_LANE];

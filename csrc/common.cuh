@@ -87,6 +87,14 @@ __device__ __forceinline__ void barrier(int name, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
+// Counts the arrival of a block, once, behind a barrier of its threads; how many were there before.
+// What those blocks wrote is visible behind the next barrier.
+__device__ __forceinline__ u32 arrive(u32* counter) {
+    u32 before;
+    asm volatile("atom.acq_rel.gpu.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    return before;
+}
+
 // c + the products of four bytes: unsigned or signed weights with signed activations.
 __device__ __forceinline__ int dot4(u32 unsigned_weights, int x, int c) {
     int d;

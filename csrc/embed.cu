@@ -4,12 +4,13 @@
 
 #ifdef TYPE
 
-// A thread brings 32 numbers of a row.
+// A thread brings 32 numbers of a row. As a step's first kernel it lets the others start only when
+// the last step has ended: they find the position and the KV cache as that step left them.
 extern "C" __global__ void __launch_bounds__(64)
 embed_rows(const int* tokens, const int* pos, const int* n_rows, const u8* token_embd, float* out,
            float scale) {
-    pdl_launch_dependents();
     pdl_wait();
+    pdl_launch_dependents();
     const int row = blockIdx.x, block = blockIdx.y * 64 + threadIdx.x;
     if (row >= *n_rows || block >= N_EMBD / 32) return;
     constexpr int PER_UNIT = UNIT / 32;

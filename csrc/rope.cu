@@ -18,7 +18,7 @@ __device__ void rotate_head(float* x, float* to, const float* inv_freq, int posi
         const int2 at = pair_at(i);
         float2 pair = make_float2(x[at.x], x[at.y]);
         if (i < ROTATED) {
-            pair = rotate_pair(pair.x, pair.y, position, inv_freq[i], mscale);
+            pair = rotate_pair(pair.x, pair.y, turn_of(position, inv_freq[i], mscale));
             x[at.x] = pair.x, x[at.y] = pair.y;
         }
         to[at.x] = pair.x, to[at.y] = pair.y;

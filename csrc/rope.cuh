@@ -26,10 +26,12 @@ __device__ __forceinline__ float2 cos_sin(float angle) {
     return quarter & 2 ? make_float2(-on_axis.x, -on_axis.y) : on_axis;
 }
 
-// Rotates (a, b) by position * inv_freq and scales both by mscale.
-__device__ __forceinline__ float2 rotate_pair(float a, float b, int position, float inv_freq,
-                                              float mscale) {
-    float2 cs = cos_sin(__fmul_rn(static_cast<float>(position), inv_freq));
-    float c = cs.x * mscale, s = cs.y * mscale;
-    return make_float2(a * c - b * s, a * s + b * c);
+// Cosine and sine of position * inv_freq, times mscale.
+__device__ __forceinline__ float2 turn_of(int position, float inv_freq, float mscale) {
+    const float2 cs = cos_sin(__fmul_rn(static_cast<float>(position), inv_freq));
+    return make_float2(cs.x * mscale, cs.y * mscale);
+}
+
+__device__ __forceinline__ float2 rotate_pair(float a, float b, float2 turn) {
+    return make_float2(a * turn.x - b * turn.y, a * turn.y + b * turn.x);
 }

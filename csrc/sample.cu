@@ -14,10 +14,8 @@ __device__ bool is_last_block(unsigned* counter) {
     __shared__ bool last;
     __syncthreads();
     if (threadIdx.x == 0) {
-        __threadfence();
-        last = atomicAdd(counter, 1u) == gridDim.x - 1;
+        last = arrive(counter) == gridDim.x - 1;
         if (last) *counter = 0;
-        __threadfence();
     }
     __syncthreads();
     return last;
@@ -67,7 +65,7 @@ __device__ void read_slice(float* slice, const float* logits, int first, int n, 
     __syncthreads();
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 choose_greedy(const float* logits, const SamplerInts* sampler_ints, const int* bias_ids,
               const float* bias_values, Key* partials, unsigned* counters, int* pos, int* n_rows,
               int* tokens, int* published, int n_vocab) {
@@ -92,49 +90,83 @@ choose_greedy(const float* logits, const SamplerInts* sampler_ints, const int* b
 
 // ---- The k best of many keys ----
 
+// The bits of the upper word above all in which two threads' keys differ, and the highest of those.
+// Where they agree there is nothing to count.
+__device__ unsigned equal_bits(unsigned word, unsigned& highest) {
+    __shared__ unsigned most[THREADS / 32], least[THREADS / 32];
+    unsigned high = word, low = word;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        high = max(high, __shfl_xor_sync(~0u, high, step));
+        low = min(low, __shfl_xor_sync(~0u, low, step));
+    }
+    if (threadIdx.x % 32 == 0) most[threadIdx.x / 32] = high, least[threadIdx.x / 32] = low;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < THREADS / 32; i++) high = max(high, most[i]), low = min(low, least[i]);
+    highest = high == low ? 0 : 1u << (31 - __clz(high ^ low));
+    return high == low ? high : high & ~(2 * highest - 1);
+}
+
 // The largest bound that the best keys of k threads reach (0 where fewer threads have any), or a
 // smaller one that just as many threads reach.
 __device__ Key bound_for(Key best, int k) {
-    Key bound = 0;
+    unsigned bit;
+    const unsigned word = best >> 32;
+    unsigned bound = equal_bits(word, bit);
 #pragma unroll 1
-    for (Key bit = 1ull << 63; bit; bit >>= 1) {
-        int reached = __syncthreads_count(best >= (bound | bit));
+    for (; bit; bit >>= 1) {
+        const int reached = __syncthreads_count(word >= (bound | bit));
         if (reached >= k) bound |= bit;
+        if (reached == k) return static_cast<Key>(bound) << 32;
+    }
+    Key whole = static_cast<Key>(bound) << 32;  // equal logits: the ids decide
+#pragma unroll 1
+    for (Key low = 1ull << 31; low; low >>= 1) {
+        const int reached = __syncthreads_count(best >= (whole | low));
+        if (reached >= k) whole |= low;
         if (reached == k) break;
     }
-    return bound;
+    return whole;
 }
 
 // Writes the k largest of get(0..n) to `best`, largest first, and zeros where there are fewer.
-// A thread looks at every THREADS-th key. The best keys of k threads reach a bound, so no key
-// below it counts, and the keys that do are all in those k threads: `list` must hold
-// k * ceil(n / THREADS).
+// A thread looks at every THREADS-th key, and keeps the first few. The best keys of k threads reach
+// a bound, so no key below it counts, and the keys that do are all in those k threads: `list` must
+// hold k * ceil(n / THREADS).
 template <class Get>
 __device__ void k_best(int n, Get get, int k, Key* list, Key* best) {
+    constexpr int KEPT = 8;
     __shared__ int n_listed;
     if (threadIdx.x == 0) n_listed = 0;
     if (threadIdx.x < MAX_TOP_K) best[threadIdx.x] = 0;
-    Key mine = 0;
-    for (int start = threadIdx.x; start < n; start += 8 * THREADS) {
+    Key kept[KEPT], mine = 0;
 #pragma unroll
-        for (int j = 0; j < 8; j++) {  // eight loads under way
-            int i = start + j * THREADS;
-            if (i < n) mine = max(mine, get(i));
-        }
+    for (int j = 0; j < KEPT; j++) {
+        const int i = j * THREADS + threadIdx.x;
+        kept[j] = i < n ? get(i) : 0;
+        mine = max(mine, kept[j]);
     }
-    Key bound = max(bound_for(mine, k), static_cast<Key>(1));
+#pragma unroll 1
+    for (int i = KEPT * THREADS + threadIdx.x; i < n; i += THREADS) mine = max(mine, get(i));
+    const Key bound = max(bound_for(mine, k), static_cast<Key>(1));
     __syncthreads();
     if (mine >= bound) {
-        for (int i = threadIdx.x; i < n; i += THREADS) {
-            Key key = get(i);
+#pragma unroll
+        for (int j = 0; j < KEPT; j++)
+            if (kept[j] >= bound) list[atomicAdd(&n_listed, 1)] = kept[j];
+#pragma unroll 1
+        for (int i = KEPT * THREADS + threadIdx.x; i < n; i += THREADS) {
+            const Key key = get(i);
             if (key >= bound) list[atomicAdd(&n_listed, 1)] = key;
         }
     }
     __syncthreads();
     const int n_kept = n_listed;
     for (int i = threadIdx.x; i < n_kept; i += THREADS) {
-        Key key = list[i];
+        const Key key = list[i];
         int rank = 0;
+#pragma unroll 8
         for (int j = 0; j < n_kept; j++) rank += list[j] > key;
         if (rank < k) best[rank] = key;
     }
@@ -162,7 +194,7 @@ __device__ void penalise(float* slice, int* counts, int first, int n, const int*
     __syncthreads();
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 choose_chain(const float* logits, const SamplerFloats* sampler_floats,
              const SamplerInts* sampler_ints, const int* bias_ids, const float* bias_values,
              Key* partials, unsigned* counters, int* pos, int* n_rows, int* tokens,
@@ -182,6 +214,7 @@ choose_chain(const float* logits, const SamplerFloats* sampler_floats,
 
     const int first = blockIdx.x * SLICE, n = min(SLICE, n_vocab - first);
     read_slice(slice, logits, first, n, bias_ids, bias_values, ints.n_bias);
+    const unsigned word = philox(ints.seed_low, ints.seed_high, where);
     __syncthreads();
     const int n_window = ints.repeat_last_n < 0 ? where : min(where, ints.repeat_last_n);
     const bool penalties =
@@ -195,7 +228,6 @@ choose_chain(const float* logits, const SamplerFloats* sampler_floats,
 
     k_best(gridDim.x * k, [=](int i) { return __ldcg(partials + i); }, k, room, best);
     if (threadIdx.x >= 32) return;
-    unsigned word = philox(ints.seed_low, ints.seed_high, where);
     int rank = run_chain(best, s, (word >> 8) * 0x1p-24);
     if (threadIdx.x == 0) end_step(pos, n_rows, tokens, published, id_of(best[rank]));
 }

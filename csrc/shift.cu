@@ -48,7 +48,7 @@ __device__ void load_head(float* head, const u8* slot, int of_k) {
 __device__ void turn_back(float* head, const float* inv_freq, int distance) {
     for (int i = threadIdx.x % 32; i < ROTATED; i += 32) {
         float &a = head[NEOX ? i : 2 * i], &b = head[NEOX ? i + ROTATED : 2 * i + 1];
-        const float2 turned = rotate_pair(a, b, -distance, inv_freq[i], 1.f);
+        const float2 turned = rotate_pair(a, b, turn_of(-distance, inv_freq[i], 1.f));
         a = turned.x, b = turned.y;
     }
     __syncwarp();

@@ -73,7 +73,7 @@ class Case:
         self.shape = {"N_HEAD": n_head, "N_HEAD_KV": n_head_kv, "HEAD_DIM": dim,
                       **type_constants(types)}
         self.tiled = {**self.shape, "QUERIES": 64}
-        self.chunked = {**self.shape, "CHUNK": chunk, "MAX_CHUNKS": MAX_CHUNKS}
+        self.chunked = {**self.shape, "CHUNK": chunk, "MAX_CHUNKS": MAX_CHUNKS, "WARPS": 8}
 
     def plain(self):
         c = self.shape
@@ -186,7 +186,7 @@ def fused_example(index):
                          N_ROT=c["N_ROT"], **shape)
     attention_decode.reference(
         q, keys, values, pos, one, partials, counters, expected, scale, softcap, window, slots,
-        CHUNK=c["CHUNK"], MAX_CHUNKS=MAX_CHUNKS, **shape,
+        CHUNK=c["CHUNK"], MAX_CHUNKS=MAX_CHUNKS, WARPS=c["WARPS"], **shape,
     )
     return args, c, (keys, values, expected)
 

@@ -13,6 +13,7 @@ from llamagraph.kernels.attention import (
     attention,
     attention_class,
     attention_vars,
+    smallest_chunk,
 )
 from llamagraph.kernels.kv import cache_buffer
 from llamagraph.kernels.layouts import layout, stored_bytes
@@ -25,8 +26,9 @@ from llamagraph.program.weights import Weights
 
 @given(st.integers(1, 1 << 20))
 def test_blocks_are_a_power_of_two_and_enough(kv_len):
-    (n,) = attention_vars(target_named("sm_90a"), kv_len).values()
-    assert n & (n - 1) == 0 and count_chunks(kv_len, 0, 64) <= n <= MAX_CHUNKS
+    target = target_named("sm_90a")
+    (n,) = attention_vars(target, kv_len).values()
+    assert n & (n - 1) == 0 and count_chunks(kv_len, 0, smallest_chunk(target)) <= n <= MAX_CHUNKS
 
 
 SHAPE = AttentionShape(n_head=8, n_head_kv=2, head_dim=64, scale=0.125, neox=True)
@@ -84,7 +86,7 @@ def test_one_row_on_a_gpu_has_rope_and_the_cache_in_the_same_launch(norms):
     )
     constants = dict(attn.kernel.constants)
     assert (constants["QK_NORM"], constants["N_ROT"]) == (int(bool(norms)), 64)
-    assert constants["NEOX"] == 1 and constants["CHUNK"] == 64
+    assert constants["NEOX"] == 1 and constants["CHUNK"] == 128
     assert constants["TYPE_K"] == constants["TYPE_V"] == "F16"
     *_, split, combine, output = plan(depth="long", more=norms)
     assert [split.kernel.name, combine.kernel.name] == ["rope_attention_split", "attention_combine"]

@@ -18,7 +18,7 @@ from llamagraph.execute import EXECUTORS
 from llamagraph.gguf.reader import GGUFFile
 from llamagraph.kernels.attention import LONG_KV
 from llamagraph.model import Model
-from llamagraph.planner import usual_keys
+from llamagraph.planner import Planner, usual_keys
 from llamagraph.program.launch import Launch, StepKey
 from llamagraph.program.target import target_named
 from llamagraph.runner import Runner
@@ -266,6 +266,16 @@ def test_every_kernel_waits_for_what_was_launched_before():
     entries = {name: body for name, all_ in known.items() for entry, body in all_ if entry}
     assert len(entries) > 20
     assert [name for name, body in entries.items() if not waits(body)] == []
+
+
+def test_nothing_of_a_step_starts_before_the_last_one_has_ended(path):
+    """So that kernels may read the position and the KV cache before they wait."""
+    ((_, first),) = functions()["embed_rows"]
+    assert first.index("pdl_wait()") < first.index("pdl_launch_dependents()")
+    with GGUFFile(path) as file:
+        planner = Planner(file, target_named("sm_90a"), 64)
+        for key in (StepKey(), StepKey(attention="long"), StepKey(rows=4)):
+            assert planner.plan(key).launches[0].kernel.name == "embed_rows"
 
 
 def test_kernels_use_no_library():

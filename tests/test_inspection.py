@@ -15,7 +15,7 @@ from llamagraph.gguf.reader import GGUFFile
 from llamagraph.gguf.synthetic import SyntheticFile
 from llamagraph.inspection import Setting, folded, inspect
 from llamagraph.inspection_diff import compare
-from llamagraph.kernels.attention import attention_vars
+from llamagraph.kernels.attention import LONG_KV, attention_vars
 from llamagraph.planner import Planner
 from llamagraph.program.launch import Launch, StepKey, Work
 from llamagraph.program.target import target_named
@@ -99,8 +99,8 @@ def test_many_steps_resolve_what_changes_alone(monkeypatch):
 
 
 def test_a_deeper_context_takes_another_program():
-    updates = inspect(gpu(), Setting(depth=8180), 20).updates
-    assert updates.programs == (8192,)
+    updates = inspect(gpu(), Setting(depth=LONG_KV - 12), 20).updates
+    assert updates.programs == (LONG_KV,)
 
 
 def test_updates_are_what_an_executor_sends(path, planner):

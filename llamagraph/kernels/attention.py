@@ -36,7 +36,7 @@ from llamagraph.program.tape import Tape
 from llamagraph.program.target import Target
 from llamagraph.program.weights import Weights
 
-LONG_KV = 8192  # from this KV length on, chunks are combined by a kernel of their own
+LONG_KV = 2048  # from this KV length on, chunks are combined by a kernel of their own
 ROWS_CHUNK = 256  # positions of a chunk at least, where several rows share it
 MOST_ROWS_CHUNKS = 32
 LARGEST_HEAD = 256  # that the registers of a GPU's threads have room for
@@ -65,7 +65,13 @@ class LayerKV:
 
 
 def smallest_chunk(target: Target) -> int:
-    return 64 if target.is_cuda else 256
+    return 128 if target.is_cuda else 256
+
+
+def warps_of_block(attention: str) -> int:
+    """Of the blocks that share the chunks: where there are few chunks, eight warps end one soonest;
+    where they fill the machine, blocks of four leave less of it idle."""
+    return 8 if attention == "short" else 4
 
 
 def attention_class(kv_len: int) -> str:
@@ -88,7 +94,7 @@ def _constants(shape: AttentionShape, kv: LayerKV) -> dict[str, Any]:
 def _chunked(tape: Tape, shape: AttentionShape, kv: LayerKV) -> dict[str, Any]:
     """The constants of kernels that cut the KV into chunks."""
     return {**_constants(shape, kv), "CHUNK": smallest_chunk(tape.target),
-            "MAX_CHUNKS": MAX_CHUNKS}
+            "MAX_CHUNKS": MAX_CHUNKS, "WARPS": warps_of_block(tape.key.attention)}
 
 
 def _partials(tape: Tape, shape: AttentionShape) -> Buffer:

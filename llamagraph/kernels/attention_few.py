@@ -27,9 +27,9 @@ BLOCKS = Var("n_attn_blocks")
 HEADS = 8  # query heads of one KV head that a block takes
 
 
-def split_grid(rows: int, n_head: int, n_head_kv: int) -> Geometry:
+def split_grid(rows: int, n_head: int, n_head_kv: int, warps: int) -> Geometry:
     """Blocks that share the chunks, for each row and up to HEADS heads of a KV head."""
-    return Geometry((BLOCKS, n_head_kv * -(-n_head // n_head_kv // HEADS), rows), 128)
+    return Geometry((BLOCKS, n_head_kv * -(-n_head // n_head_kv // HEADS), rows), 32 * warps)
 
 
 def kv_traffic(work: Work, q: Buffer, cache_k: Buffer, cache_v: Buffer, window: int) -> Traffic:
@@ -39,9 +39,9 @@ def kv_traffic(work: Work, q: Buffer, cache_k: Buffer, cache_v: Buffer, window: 
     return Traffic(n + visible(work.kv_len, window) * slot, n)
 
 
-def _split_geometry(target: Any, q: Buffer, *args: Any, N_HEAD: int, N_HEAD_KV: int,
+def _split_geometry(target: Any, q: Buffer, *args: Any, N_HEAD: int, N_HEAD_KV: int, WARPS: int,
                     **constants: Any) -> Geometry:
-    return split_grid(q.shape[0], N_HEAD, N_HEAD_KV)
+    return split_grid(q.shape[0], N_HEAD, N_HEAD_KV, WARPS)
 
 
 def _combine_geometry(target: Any, chunks: Buffer, *args: Any, HEAD_DIM: int, **constants: Any
@@ -63,17 +63,17 @@ def _combine_cost(work: Work, chunks: Buffer, pos: Buffer, n_rows: Buffer, out: 
 
 _EXAMPLES = (  # heads, KV heads, head_dim, types, rows, n_rows, pos, slots, softcap, window, chunk
     (4, 2, 16, "F32 F32", 2, 1, 45, 64, 0.0, 0, 16),
-    (9, 3, 64, "F16 F16", 1, 1, 0, 256, 0.0, 0, 64),
-    (9, 3, 64, "F16 F16", 8, 7, 60, 256, 0.0, 0, 64),
-    (9, 3, 64, "Q8_0 Q8_0", 1, 1, 3000, 3072, 0.0, 0, 64),
+    (9, 3, 64, "F16 F16", 1, 1, 0, 256, 0.0, 0, 128),
+    (9, 3, 64, "F16 F16", 8, 7, 60, 256, 0.0, 0, 128),
+    (9, 3, 64, "Q8_0 Q8_0", 1, 1, 3000, 3072, 0.0, 0, 128),
     (32, 8, 128, "F16 F16", 2, 2, 1000, 1024, 0.0, 0, 16),
     (32, 8, 128, "BF16 Q4_0", 2, 2, 1000, 1024, 0.0, 0, 16),
     (3, 3, 80, "F16 F16", 2, 2, 900, 384, 0.0, 200, 16),
     (16, 1, 96, "F16 F16", 8, 8, 62, 96, 30.0, 0, 16),
     (16, 1, 96, "Q4_0 Q8_0", 8, 8, 62, 96, 30.0, 0, 16),
-    (4, 1, 256, "F16 F16", 1, 1, 5000, 1024, 50.0, 512, 64),
+    (4, 1, 256, "F16 F16", 1, 1, 5000, 1024, 50.0, 512, 128),
     (24, 2, 128, "Q4_0 BF16", 1, 1, 777, 1024, 0.0, 33, 16),
-    (2, 2, 128, "F32 F32", 1, 1, 300, 512, 0.0, 0, 64),
+    (2, 2, 128, "F32 F32", 1, 1, 300, 512, 0.0, 0, 128),
 )
 
 
@@ -96,7 +96,7 @@ def _examples(rng: Any) -> Iterator[tuple[tuple, tuple, dict]]:
                 np.array([n], np.int32))
         yield seen, (dim**-0.5, softcap, window, slots), {
             "N_HEAD": n_head, "N_HEAD_KV": n_head_kv, "HEAD_DIM": dim, **type_constants(types),
-            "CHUNK": chunk, "MAX_CHUNKS": MAX_CHUNKS,
+            "CHUNK": chunk, "MAX_CHUNKS": MAX_CHUNKS, "WARPS": 8 if chunk > 16 else 4,
         }
 
 
@@ -129,7 +129,7 @@ def _combine_example(rng: Any) -> Iterator[tuple[tuple, dict]]:
 def attention_decode(q: In, cache_k: In, cache_v: In, pos: In, n_rows: In, partials: InOut,
                      counters: InOut, out: Out, scale: float, softcap: float, window: int,
                      n_slots: int, *, N_HEAD: int, N_HEAD_KV: int, HEAD_DIM: int, TYPE_K: str,
-                     TYPE_V: str, CHUNK: int, MAX_CHUNKS: int) -> None:
+                     TYPE_V: str, CHUNK: int, MAX_CHUNKS: int, WARPS: int) -> None:
     """Blocks share a row's chunks and the last of them combines.
 
     q, out: (rows, N_HEAD * HEAD_DIM); caches as in `kernels.kv`; partials: room as in
@@ -154,7 +154,7 @@ def parts_of(row: np.ndarray, head_dim: int) -> tuple[np.ndarray, np.ndarray, np
 def attention_split(q: In, cache_k: In, cache_v: In, pos: In, n_rows: In, chunks: Out,
                     scale: float, softcap: float, window: int, n_slots: int, *, N_HEAD: int,
                     N_HEAD_KV: int, HEAD_DIM: int, TYPE_K: str, TYPE_V: str, CHUNK: int,
-                    MAX_CHUNKS: int) -> None:
+                    MAX_CHUNKS: int, WARPS: int) -> None:
     """Each chunk of a row by itself, counted from the first that the row sees.
 
     chunks: (rows, N_HEAD, MAX_CHUNKS * (HEAD_DIM + 2)): of a head the weighted values of all
@@ -182,7 +182,7 @@ def split_row(q: np.ndarray, k: Cache, v: Cache, first: int, how: Scoring, small
         example=_combine_example)
 def attention_combine(chunks: In, pos: In, n_rows: In, out: Out, window: int, *, N_HEAD: int,
                       N_HEAD_KV: int, HEAD_DIM: int, TYPE_K: str, TYPE_V: str, CHUNK: int,
-                    MAX_CHUNKS: int) -> None:
+                    MAX_CHUNKS: int, WARPS: int) -> None:
     """Combines a row's chunks, as `attention_split` left them. out: (rows, N_HEAD * HEAD_DIM)."""
     for r in range(n_rows[0]):
         acc, m, l = parts_of(chunks[r], HEAD_DIM)  # noqa: E741

@@ -23,8 +23,9 @@ from llamagraph.kernels.rope import rope_store
 from llamagraph.program.launch import Buffer, Geometry, In, InOut, Out, Traffic, Work, kernel
 
 
-def _geometry(target: Any, *args: Any, N_HEAD: int, N_HEAD_KV: int, **constants: Any) -> Geometry:
-    return split_grid(1, N_HEAD, N_HEAD_KV)
+def _geometry(target: Any, *args: Any, N_HEAD: int, N_HEAD_KV: int, WARPS: int, **constants: Any
+              ) -> Geometry:
+    return split_grid(1, N_HEAD, N_HEAD_KV, WARPS)
 
 
 def _cost(work: Work, q: Buffer, *args: Any, **constants: Any) -> Traffic:
@@ -35,16 +36,16 @@ def _cost(work: Work, q: Buffer, *args: Any, **constants: Any) -> Traffic:
 
 _EXAMPLES = (  # heads, KV heads, head_dim, types, n_rot, pos, slots, softcap, window, chunk, neox,
     (4, 2, 16, "F32 F32", 16, 45, 64, 0.0, 0, 16, 0, 0),  # norms
-    (9, 3, 64, "F16 F16", 64, 0, 256, 0.0, 0, 64, 0, 0),
-    (9, 3, 64, "Q8_0 Q8_0", 64, 63, 256, 0.0, 0, 64, 0, 0),
-    (9, 3, 64, "F16 F16", 64, 3007, 3072, 0.0, 0, 64, 0, 0),
+    (9, 3, 64, "F16 F16", 64, 0, 256, 0.0, 0, 128, 0, 0),
+    (9, 3, 64, "Q8_0 Q8_0", 64, 63, 256, 0.0, 0, 128, 0, 0),
+    (9, 3, 64, "F16 F16", 64, 3007, 3072, 0.0, 0, 128, 0, 0),
     (32, 8, 128, "F16 F16", 128, 1000, 1024, 0.0, 0, 16, 1, 1),
     (32, 8, 128, "Q8_0 Q4_0", 128, 1000, 1024, 0.0, 0, 16, 1, 1),
     (3, 3, 80, "F16 BF16", 32, 900, 384, 0.0, 200, 16, 1, 0),
     (16, 1, 96, "Q4_0 F16", 96, 64, 96, 30.0, 0, 16, 0, 0),
-    (4, 1, 256, "F16 F16", 256, 5000, 1024, 50.0, 512, 64, 1, 1),
+    (4, 1, 256, "F16 F16", 256, 5000, 1024, 50.0, 512, 128, 1, 1),
     (24, 2, 128, "BF16 Q8_0", 128, 777, 1024, 0.0, 1, 16, 1, 0),
-    (2, 2, 128, "F32 F32", 128, 300, 512, 0.0, 0, 64, 1, 0),
+    (2, 2, 128, "F32 F32", 128, 300, 512, 0.0, 0, 128, 1, 0),
 )
 
 
@@ -61,7 +62,7 @@ def _examples(rng: Any) -> Iterator[tuple[tuple, tuple, dict]]:
             dim**-0.5, softcap, 1.25, 1e-6, window, slots,
         ), {"N_HEAD": n_head, "N_HEAD_KV": n_kv, "HEAD_DIM": dim, **type_constants(types),
             "CHUNK": chunk, "MAX_CHUNKS": MAX_CHUNKS, "N_ROT": n_rot, "NEOX": neox,
-            "QK_NORM": norms}
+            "QK_NORM": norms, "WARPS": 8 if chunk > 16 else 4}
 
 
 def _decode_example(rng: Any) -> Iterator[tuple[tuple, dict]]:
@@ -93,7 +94,7 @@ def rope_attention_decode(q: In, k: In, v: In, q_norm: In, k_norm: In, inv_freq:
                           out: Out, scale: float, softcap: float, mscale: float, eps: float,
                           window: int, n_slots: int, *, N_HEAD: int, N_HEAD_KV: int, HEAD_DIM: int,
                           TYPE_K: str, TYPE_V: str, CHUNK: int, MAX_CHUNKS: int, N_ROT: int,
-                          NEOX: int, QK_NORM: int) -> None:
+                          NEOX: int, QK_NORM: int, WARPS: int) -> None:
     """`rms_norm_heads` of q and k with QK_NORM, `rope_store`, `attention_decode`, for one row.
 
     q: (1, N_HEAD * HEAD_DIM); k, v: (1, N_HEAD_KV * HEAD_DIM); norms: (HEAD_DIM,), not read without
@@ -105,7 +106,7 @@ def rope_attention_decode(q: In, k: In, v: In, q_norm: In, k_norm: In, inv_freq:
                      n_slots=n_slots, norms=QK_NORM, N_ROT=N_ROT, NEOX=NEOX, **shape)
     attention_decode.reference(
         ready, cache_k, cache_v, pos, [1], partials, counters, out, scale, softcap, window,
-        n_slots, CHUNK=CHUNK, MAX_CHUNKS=MAX_CHUNKS, **shape,
+        n_slots, CHUNK=CHUNK, MAX_CHUNKS=MAX_CHUNKS, WARPS=WARPS, **shape,
     )
 
 
@@ -114,7 +115,7 @@ def rope_attention_split(q: In, k: In, v: In, q_norm: In, k_norm: In, inv_freq: 
                          cache_k: InOut, cache_v: InOut, chunks: Out, scale: float, softcap: float,
                          mscale: float, eps: float, window: int, n_slots: int, *, N_HEAD: int,
                          N_HEAD_KV: int, HEAD_DIM: int, TYPE_K: str, TYPE_V: str, CHUNK: int,
-                         MAX_CHUNKS: int, N_ROT: int, NEOX: int, QK_NORM: int) -> None:
+                         MAX_CHUNKS: int, N_ROT: int, NEOX: int, QK_NORM: int, WARPS: int) -> None:
     """The same with `attention_split`: chunks (1, N_HEAD, MAX_CHUNKS * (HEAD_DIM + 2))."""
     shape = {"N_HEAD": N_HEAD, "N_HEAD_KV": N_HEAD_KV, "HEAD_DIM": HEAD_DIM, "TYPE_K": TYPE_K,
              "TYPE_V": TYPE_V}
