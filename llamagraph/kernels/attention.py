@@ -68,10 +68,10 @@ def smallest_chunk(target: Target) -> int:
     return 128 if target.is_cuda else 256
 
 
-def warps_of_block(attention: str) -> int:
-    """Of the blocks that share the chunks: where there are few chunks, eight warps end one soonest;
-    where they fill the machine, blocks of four leave less of it idle."""
-    return 8 if attention == "short" else 4
+def warps_of_block(attention: str, head_dim: int) -> int:
+    """Of the blocks that share the chunks: eight end a chunk soonest. Those of long heads take so
+    many registers that no second block has room; where many chunks wait, two of four warps have."""
+    return 4 if attention == "long" and head_dim > 64 else 8
 
 
 def attention_class(kv_len: int) -> str:
@@ -94,7 +94,7 @@ def _constants(shape: AttentionShape, kv: LayerKV) -> dict[str, Any]:
 def _chunked(tape: Tape, shape: AttentionShape, kv: LayerKV) -> dict[str, Any]:
     """The constants of kernels that cut the KV into chunks."""
     return {**_constants(shape, kv), "CHUNK": smallest_chunk(tape.target),
-            "MAX_CHUNKS": MAX_CHUNKS, "WARPS": warps_of_block(tape.key.attention)}
+            "MAX_CHUNKS": MAX_CHUNKS, "WARPS": warps_of_block(tape.key.attention, shape.head_dim)}
 
 
 def _partials(tape: Tape, shape: AttentionShape) -> Buffer:
