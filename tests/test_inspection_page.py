@@ -59,7 +59,9 @@ def test_search_fold_and_hover_in_a_browser(tmp_path, browser, spec):
     assert browser.count(".node") == 4 + 12 and browser.count(".frame") == 1
     browser.point(f'[data-node="{1 + 3 * 12 + 5}"]')
     facts = browser.js("return document.getElementById('facts').innerText")
-    for text in ("blk.3.attn", "attention_decode", "n_attn_blocks", "cache_k.3", "128"):
+    (attn,) = (n for n in found.nodes if n.label == "blk.3.attn")
+    for text in (attn.label, attn.kernel, attn.reason, "n_attn_blocks", "cache_k.3",
+                 f"CHUNK={attn.constants['CHUNK']}"):
         assert text in facts
     assert browser.count(".edge.on") == 2
     browser.point('[data-group="4"]', press=True)
