@@ -1,5 +1,5 @@
 // Combines the chunks of many rows, in order. Knows neither queries nor the cache.
-#include "common.cuh"
+#include "panels.cuh"
 
 static_assert(MAX_CHUNKS <= 32, "a lane has a chunk");
 
@@ -12,11 +12,11 @@ __device__ __forceinline__ float power_of_2(float x) {
     return y;
 }
 
-// A block has a head (x) of a row (y), a thread four of its numbers. chunks: of a row and head the
-// weighted values of all chunks (MAX_CHUNKS, HEAD_DIM), their maxima in powers of two, the sums of
-// their weights; zeros where there is nothing.
-extern "C" __global__ void __launch_bounds__(THREADS)
-attention_rows_combine(const float* chunks, const int* n_rows, float* out) {
+// A block has a head (x) of a row (y), a thread four of its numbers, which `put(column, sums)` gets.
+// chunks: of a row and head the weighted values of all chunks (MAX_CHUNKS, HEAD_DIM), their maxima in
+// powers of two, the sums of their weights; zeros where there is nothing.
+template <class Put>
+__device__ __forceinline__ void combine(const float* chunks, const int* n_rows, Put put) {
     __shared__ float weight[THREADS / 32][32];
     pdl_launch_dependents();
     pdl_wait();
@@ -46,5 +46,20 @@ attention_rows_combine(const float* chunks, const int* n_rows, float* out) {
             sum.z += factor * part[c].z, sum.w += factor * part[c].w;
         }
     }
-    if (d < HEAD_DIM) *reinterpret_cast<float4*>(out + index * HEAD_DIM + d) = sum;
+    if (d < HEAD_DIM) put(blockIdx.x * HEAD_DIM + d, sum);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+attention_rows_combine(const float* chunks, const int* n_rows, float* out) {
+    combine(chunks, n_rows, [&](int column, float4 sum) {
+        const size_t row = static_cast<size_t>(blockIdx.y) * (N_HEAD * HEAD_DIM);
+        *reinterpret_cast<float4*>(out + row + column) = sum;
+    });
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+attention_rows_combine_panels(const float* chunks, const int* n_rows, __half* out) {
+    combine(chunks, n_rows, [&](int column, float4 sum) {
+        store_in_panels(out, gridDim.y, blockIdx.y, column, sum);
+    });
 }

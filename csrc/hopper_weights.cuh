@@ -31,10 +31,17 @@ __device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c) {
 
 constexpr u32 BOTH = 0x00010001;
 
-// Half i of a word, twice.
+// Half i of a word, twice: as halves, not as bytes, it is part of the instruction that uses it.
 template <int I>
 __device__ __forceinline__ u32 twice(u32 word) {
-    return __byte_perm(word, 0, I ? 0x3232 : 0x1010);
+    u32 d;
+    if constexpr (I)
+        asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {high, high};}"
+            : "=r"(d) : "r"(word));
+    else
+        asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {low, low};}"
+            : "=r"(d) : "r"(word));
+    return d;
 }
 
 // Bytes 2i and 2i + 1 of a word, each as 16 bits.
@@ -43,16 +50,25 @@ __device__ __forceinline__ u32 widen(u32 word) {
     return __byte_perm(word, 0, I ? 0x4342 : 0x4140);
 }
 
-// Integers up to 1023 in the low bits of two halves as halves, less Offset: exact.
-template <int Offset = 0>
-__device__ __forceinline__ u32 from_low(u32 bits) {
-    return add2(bits | 0x6400 * BOTH, (0xe400 + Offset) * BOTH);  // 1024 and the integer
+// Two halves that hold an integer in their lowest bits: 1024 and it. Four bits higher: 64 and it.
+constexpr u32 LOW = 0x6400 * BOTH, HIGH = 0x5400 * BOTH;
+
+// (bits & Mask) | Mark in one instruction, which the compiler does not find for two constants.
+template <u32 Mask, u32 Mark>
+__device__ __forceinline__ u32 marked(u32 bits) {
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(bits), "n"(Mask), "n"(Mark));
+    return d;
 }
 
-// The same of integers up to 63 that stand four bits higher.
+// The integers, less Offset: exact.
 template <int Offset = 0>
-__device__ __forceinline__ u32 from_high(u32 bits) {
-    return add2(bits | 0x5400 * BOTH, (0xd400 + 16 * Offset) * BOTH);  // 64 and the integer
+__device__ __forceinline__ u32 from_low(u32 marked_bits) {
+    return add2(marked_bits, (0xe400 + Offset) * BOTH);
+}
+template <int Offset = 0>
+__device__ __forceinline__ u32 from_high(u32 marked_bits) {
+    return add2(marked_bits, (0xd400 + 16 * Offset) * BOTH);
 }
 
 // Bytes 2i and 2i + 1 of a word, less Offset.
@@ -186,9 +202,10 @@ struct Operand<Q4_K<UnitWeights>> {
                 const u32 x[2] = {widen<0>(q[2 * k + i]), widen<1>(q[2 * k + i])};
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
-                    a[k][2 * h + i] = fma2(from_low(x[h] & 0x000f000f), twice<0>(s), twice<0>(m));
-                    a[2 + k][2 * h + i] =
-                        fma2(from_high(x[h] & 0x00f000f0), twice<1>(s), twice<1>(m));
+                    a[k][2 * h + i] = fma2(from_low(marked<0x000f000f, LOW>(x[h])),
+                                           twice<0>(s), twice<0>(m));
+                    a[2 + k][2 * h + i] = fma2(from_high(marked<0x00f000f0, HIGH>(x[h])),
+                                               twice<1>(s), twice<1>(m));
                 }
             }
         }
@@ -221,8 +238,9 @@ struct Operand<Q5_K<UnitWeights>> {
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
                     const u32 fifth = J < 2 ? y[h] << (4 - 2 * J) : y[h] >> (2 * J - 4);
-                    const u32 low = (x[h] & 0x000f000f) | (fifth & 0x00100010);
-                    const u32 top = (x[h] & 0x00f000f0) | (y[h] << (7 - 2 * J) & 0x01000100);
+                    const u32 low = (x[h] & 0x000f000f) | marked<0x00100010, LOW>(fifth);
+                    const u32 top =
+                        (x[h] & 0x00f000f0) | marked<0x01000100, HIGH>(y[h] << (7 - 2 * J));
                     a[k][2 * h + i] = fma2(from_low(low), twice<0>(s), twice<0>(m));
                     a[2 + k][2 * h + i] = fma2(from_high(top), twice<1>(s), twice<1>(m));
                 }
@@ -266,10 +284,10 @@ struct Operand<Q6_K<UnitWeights>> {
                 for (int h = 0; h < 2; h++) {
                     u32 value;
                     if constexpr (J % 2 == 0) {
-                        const u32 top = y[h] << (4 - k / 2 * 2) & 0x00300030;
+                        const u32 top = marked<0x00300030, LOW>(y[h] << (4 - k / 2 * 2));
                         value = from_low<32>((x[h] & 0x000f000f) | top);
                     } else {
-                        const u32 top = y[h] << (8 - AT - k / 2 * 2) & 0x03000300;
+                        const u32 top = marked<0x03000300, HIGH>(y[h] << (8 - AT - k / 2 * 2));
                         value = from_high<32>((x[h] & 0x00f000f0) | top);
                     }
                     a[k][2 * h + i] = mul2(value, scale);
@@ -327,9 +345,13 @@ struct LegacyOperand {
             for (int b = 0; b < 2; b++) {
                 const u32 own = Min ? u.rows[i].word(Scale + 2 * J + b) : both;
                 const u32 d = !Min && b ? twice<1>(own) : twice<0>(own), m = twice<1>(own);
-                u32 x[2] = {widen<0>(q[2 * b + i]), widen<1>(q[2 * b + i])};
-                u32 top[2] = {x[0] & 0x00f000f0, x[1] & 0x00f000f0};
-                x[0] &= 0x000f000f, x[1] &= 0x000f000f;
+                const u32 bytes[2] = {widen<0>(q[2 * b + i]), widen<1>(q[2 * b + i])};
+                u32 x[2], top[2];
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    x[h] = marked<0x000f000f, LOW>(bytes[h]);
+                    top[h] = marked<0x00f000f0, HIGH>(bytes[h]);
+                }
                 if constexpr (Fifth != 0) {
                     const u32 bits = u.rows[i].word(Fifth + 2 * J + b) >> (4 * t);
 #pragma unroll

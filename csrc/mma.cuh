@@ -13,10 +13,12 @@ __device__ __forceinline__ u32 shared_address(const void* p) {
 }
 
 // Four 8 x 8 matrices of halves; lane l names row l % 8 of matrix l / 8 (16 bytes, aligned).
-__device__ __forceinline__ void load_matrices(u32 (&m)[4], const void* row) {
+__device__ __forceinline__ void load_matrices(u32 (&m)[4], u32 row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(shared_address(row))
-                 : "memory");
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(row) : "memory");
+}
+__device__ __forceinline__ void load_matrices(u32 (&m)[4], const void* row) {
+    load_matrices(m, shared_address(row));
 }
 
 // c += a * b
@@ -50,6 +52,21 @@ __device__ __forceinline__ void copy16(void* to, const void* from) {
 __device__ __forceinline__ void wait_for_copies() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+// The copies that this thread has started since the last call are a group.
+__device__ __forceinline__ void commit_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits until no more than N of its groups are under way.
+template <int N>
+__device__ __forceinline__ void wait_for_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 #endif
 }
 

@@ -95,10 +95,23 @@ def test_biases_are_added_by_the_same_launch():
 
 
 def test_many_rows_are_normed_once_and_multiplied_on_tensor_cores():
-    assert names(plan_qkv(heads(), rows=8, target="sm_80")) == ["rms_norm"] + ["gemm_rows"] * 3
+    assert names(plan_qkv(heads(), rows=64, target="sm_80")) == ["rms_norm"] + ["gemm_rows"] * 3
     assert names(plan_mlp(feed_forward(), rows=512, target="sm_80")) == [
         "rms_norm", "gemm_rows", "gemm_rows", "gate_act", "gemm_add",
     ]
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+def test_few_rows_go_through_panels_to_single_warps(target):
+    norm, product = plan_qkv(heads(v="Q6_K"), rows=32, target=target)
+    assert (norm.kernel.name, product.kernel.name) == ("rms_norm_panels", "warps_qkv")
+    assert product.variant.startswith("Q4_K Q6_K mma ")
+    assert names(plan_mlp(feed_forward(), rows=8, target=target)) == [
+        "rms_norm_panels", "warps_gated", "warps_add",
+    ]
+    gated = "hopper_gated" if target == "sm_90a" else "warps_gated"
+    assert names(plan_mlp(feed_forward(), rows=32, target=target))[1:] == [gated, "warps_add"]
+    assert names(plan_qkv(heads(), rows=8, target="sm_75")) == ["rms_norm"] + ["gemm_rows"] * 3
 
 
 def test_many_rows_on_a_hopper_go_through_panels():
@@ -112,26 +125,26 @@ def test_many_rows_on_a_hopper_go_through_panels():
 
 def test_what_one_launch_of_a_hopper_cannot_mix_takes_more():
     biases = {f"attn_{p}.bias": ("F32", n) for p, n in (("q", 2048), ("k", 512), ("v", 512))}
-    assert names(plan_qkv(heads(k="Q5_K"), rows=32)) == ["rms_norm_panels"] + ["hopper_rows"] * 3
-    assert names(plan_qkv(heads(**biases), rows=32)) == [
+    assert names(plan_qkv(heads(k="Q5_K"), rows=64)) == ["rms_norm_panels"] + ["hopper_rows"] * 3
+    assert names(plan_qkv(heads(**biases), rows=64)) == [
         "rms_norm_panels", "hopper_qkv", *["add_bias"] * 3,
     ]
-    assert names(plan_mlp(feed_forward(up="Q5_K"), rows=32)) == [
+    assert names(plan_mlp(feed_forward(up="Q5_K"), rows=64)) == [
         "rms_norm_panels", "hopper_rows", "hopper_rows", "gate_act_panels", "hopper_add",
     ]
 
 
 def test_beside_a_weight_without_panels_a_norm_has_plain_rows():
-    assert names(plan_qkv(heads("F32", "F32"), rows=32)) == [
+    assert names(plan_qkv(heads("F32", "F32"), rows=64)) == [
         "rms_norm", "gemm_rows", "gemm_rows", "to_panels", "hopper_rows",
     ]
-    assert names(plan_mlp(feed_forward("Q3_K", "Q3_K"), rows=32)) == [
+    assert names(plan_mlp(feed_forward("Q3_K", "Q3_K"), rows=64)) == [
         "rms_norm", "gemm_rows", "gemm_rows", "gate_act_panels", "hopper_add",
     ]
 
 
 def test_rows_of_floats_are_packed_for_one_product():
-    launches = plan("sm_90a", 32, {"w.weight": ("Q4_K", 512, 512)},
+    launches = plan("sm_90a", 64, {"w.weight": ("Q4_K", 512, 512)},
                     lambda tape, x, w: linear(tape, x, w.w))
     assert names(launches) == ["to_panels", "hopper_rows"]
 

@@ -20,14 +20,16 @@ from llamagraph.kernels.attention_rows import (
     attention_plain,
     attention_rows,
     attention_rows_combine,
+    attention_rows_combine_panels,
     attention_rows_split,
     attention_wgmma,
     attention_wgmma_split,
     queries_of_block,
     runs_on_wgmma,
 )
-from llamagraph.kernels.linear import linear, linear_residual, qkv
+from llamagraph.kernels.linear import from_panels, linear, linear_residual, met, qkv
 from llamagraph.kernels.norm import norm_add, norm_heads
+from llamagraph.kernels.panels import panels
 from llamagraph.kernels.rope import store
 from llamagraph.kernels.rope_attention import rope_attention_decode, rope_attention_split
 from llamagraph.kernels.step import N_COUNTERS
@@ -111,15 +113,17 @@ def _combine(tape: Tape, shape: AttentionShape, kv: LayerKV, partials: Buffer, o
                 reason="a block a head", stable=False)
 
 
-def _attend(tape: Tape, q: Buffer, shape: AttentionShape, kv: LayerKV) -> Buffer:
-    """Chooses how the work is shared: by rows, or by chunks of the KV."""
+def _attend(tape: Tape, q: Buffer, shape: AttentionShape, kv: LayerKV, output: Weights) -> Buffer:
+    """Chooses how the work is shared: by rows, or by chunks of the KV.
+
+    The result is in panels where a kernel writes them and the weight `output` takes them.
+    """
     io, rows = tape.io, tape.key.rows
-    out = tape.scratch("attn_out", *q.shape)
     seen = (q, kv.k, kv.v, io["pos"], io["n_rows"])
     how = (shape.scale, shape.softcap, shape.window, kv.k.shape[0])
     if rows > 1:
-        _attend_rows(tape, seen, how, out, shape, kv)
-        return out
+        return _attend_rows(tape, seen, how, shape, kv, output)
+    out = tape.scratch("attn_out", *q.shape)
     constants, partials = _chunked(tape, shape, kv), _partials(tape, shape)
     if tape.key.attention == "short":
         tape.launch(attention_decode(**constants), *seen, partials, io["counters"], out, *how,
@@ -132,14 +136,15 @@ def _attend(tape: Tape, q: Buffer, shape: AttentionShape, kv: LayerKV) -> Buffer
     return out
 
 
-def _attend_rows(tape: Tape, seen: tuple, how: tuple, out: Buffer, shape: AttentionShape,
-                 kv: LayerKV) -> None:
+def _attend_rows(tape: Tape, seen: tuple, how: tuple, shape: AttentionShape, kv: LayerKV,
+                 output: Weights) -> Buffer:
     """Blocks share queries and KV heads; where these leave most of the machine idle, the KV too."""
-    target, rows = tape.target, tape.key.rows
+    target, (rows, width) = tape.target, seen[0].shape
     if not target.is_cuda:
+        out = tape.scratch("attn_out", rows, width)
         tape.launch(attention_plain(**_constants(shape, kv)), *seen, out, *how, label="attn",
                     variant="plain", reason=f"{rows} rows in one product", stable=False)
-        return
+        return out
     fast = target.name == attention_wgmma.arch
     fast = fast and runs_on_wgmma(shape.head_dim, kv.k.dtype, kv.v.dtype)
     queries = 128 if fast else queries_of_block(shape.head_dim)
@@ -149,18 +154,24 @@ def _attend_rows(tape: Tape, seen: tuple, how: tuple, out: Buffer, shape: Attent
     variant = "wgmma" if fast else "rows"
     if n_chunks < 2:
         one = attention_wgmma if fast else attention_rows
+        out = tape.scratch("attn_out", rows, width)
         tape.launch(one(**constants), *seen, out, *how, label="attn", variant=variant,
                     reason=f"{rows} rows: {blocks} blocks", stable=False)
-        return
+        return out
     chunks = tape.scratch("attn_chunks", rows, shape.n_head, n_chunks * (shape.head_dim + 2))
     split = attention_wgmma_split if fast else attention_rows_split
     tape.launch(split(**constants, CHUNK=ROWS_CHUNK, MAX_CHUNKS=n_chunks), *seen, chunks, *how,
                 label="attn", variant=f"{variant} split", stable=False,
                 reason=f"{rows} rows are {blocks} blocks: the KV in up to {n_chunks} chunks")
-    combine = attention_rows_combine(N_HEAD=shape.n_head, HEAD_DIM=shape.head_dim,
-                                     MAX_CHUNKS=n_chunks)
-    tape.launch(combine, chunks, tape.io["n_rows"], out, label="attn_combine", variant="rows",
-                reason="four numbers a thread", stable=False)
+    in_panels = from_panels(tape, rows, *met(output))
+    out = (panels(tape, "attn_out", rows, width) if in_panels
+           else tape.scratch("attn_out", rows, width))
+    combine = attention_rows_combine_panels if in_panels else attention_rows_combine
+    constants = {"N_HEAD": shape.n_head, "HEAD_DIM": shape.head_dim, "MAX_CHUNKS": n_chunks}
+    tape.launch(combine(**constants), chunks, tape.io["n_rows"], out, label="attn_combine",
+                variant="panels" if in_panels else "rows", reason="four numbers a thread",
+                stable=False)
+    return out
 
 
 def _rope_attend(tape: Tape, heads: tuple[Buffer, Buffer, Buffer], w: Weights,
@@ -207,7 +218,7 @@ def attention(tape: Tape, hidden: Buffer, w: Weights, shape: AttentionShape, kv:
         for x, name in norms:
             norm_heads(tape, x, getattr(w, name), eps)
         store(tape, q, k, v, inv_freq, kv.k, kv.v, neox=shape.neox, mscale=shape.mscale)
-        out = _attend(tape, q, shape, kv)
+        out = _attend(tape, q, shape, kv, w.attn_output)
     if "post_attention_norm" in w:
         norm_add(tape, linear(tape, out, w.attn_output), w.post_attention_norm, hidden, eps)
     else:

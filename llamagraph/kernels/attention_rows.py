@@ -13,6 +13,7 @@ import numpy as np
 from llamagraph.kernels.attend import LOG2_E, MASKED, Chunk, Scoring, attend, chunks, merge
 from llamagraph.kernels.attention_few import cost, inputs, type_constants
 from llamagraph.kernels.kv import Cache, pair
+from llamagraph.kernels.panels import COLUMNS, in_panels
 from llamagraph.program.launch import Buffer, Geometry, In, Out, Traffic, Work, kernel
 
 NUMPY_CHUNK = 256  # positions that numpy takes at a time
@@ -132,6 +133,13 @@ def _combine_example(rng: Any) -> Iterator[tuple[tuple, dict]]:
         yield (args[5], args[4], np.empty_like(args[0])), kept
 
 
+def _combine_panels_example(rng: Any) -> Iterator[tuple[tuple, dict]]:
+    for (parts, n_rows, q), constants in _combine_example(rng):
+        if q.shape[1] % COLUMNS == 0:
+            shape = q.shape[1] // COLUMNS, len(q), COLUMNS
+            yield (parts, n_rows, np.empty(shape, np.float16)), constants
+
+
 @kernel("attention_rows.cu", geometry=_geometry, cost=cost, example=_whole)
 def attention_rows(q: In, cache_k: In, cache_v: In, pos: In, n_rows: In, out: Out, scale: float,
                    softcap: float, window: int, n_slots: int, *, N_HEAD: int, N_HEAD_KV: int,
@@ -237,3 +245,15 @@ def attention_rows_combine(chunks: In, n_rows: In, out: Out, *, N_HEAD: int, HEA
     acc, m, l = split_parts(chunks[:n], HEAD_DIM, MAX_CHUNKS)  # noqa: E741
     parts = (Chunk(m[:, :, c] / LOG2_E, l[:, :, c], acc[:, :, c]) for c in range(MAX_CHUNKS))
     out[:n] = merge(parts).reshape(n, -1)
+
+
+@kernel("attention_combine.cu", geometry=_combine_geometry, cost=_combine_cost,
+        example=_combine_panels_example)
+def attention_rows_combine_panels(chunks: In, n_rows: In, out: Out, *, N_HEAD: int, HEAD_DIM: int,
+                                  MAX_CHUNKS: int) -> None:
+    """As `attention_rows_combine`, into panels: F16 (N_HEAD * HEAD_DIM / 64, rows, 64)."""
+    n = n_rows[0]
+    rows = np.empty((n, N_HEAD * HEAD_DIM), np.float32)
+    attention_rows_combine.reference(chunks, n_rows, rows, N_HEAD=N_HEAD, HEAD_DIM=HEAD_DIM,
+                                     MAX_CHUNKS=MAX_CHUNKS)
+    out[:, :n] = in_panels(rows)

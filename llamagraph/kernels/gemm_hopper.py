@@ -13,7 +13,7 @@ import numpy as np
 
 from llamagraph.kernels.activations import ACTIVATIONS
 from llamagraph.kernels.examples import random_weight
-from llamagraph.kernels.layouts import Weight, shared_layout, tile_constants, type_of
+from llamagraph.kernels.layouts import Weight, tile_constants, type_of
 from llamagraph.kernels.panels import COLUMNS, from_panels, in_panels
 from llamagraph.kernels.warp_groups import (
     ARCH,
@@ -228,11 +228,6 @@ def gemm_hopper(tape: Tape, weight: Buffer, x: Buffer, n_rows: Buffer, out: Buff
     chosen = hopper_add(**constants, ADD=1) if add else hopper_rows(**constants)
     tape.launch(chosen, weight, x, n_rows, out, n_in, n_out, rows, label=label,
                 variant=f"{type_of(weight)} {how.variant}", reason=how.reason)
-
-
-def gates(gate: Weight, up: Weight) -> bool:
-    """Whether `gated` can have both."""
-    return shared_layout([gate, up]) and gate.shape[0] % COLUMNS == 0
 
 
 def gated(tape: Tape, gate: Buffer, up: Buffer, x: Buffer, out: Buffer, act: str) -> None:

@@ -2,13 +2,12 @@
 
 numpy has a product and a sum, which have no entry in `csrc/`. On a GPU one row goes through the
 kernels of `gemv.py`, which take in the norm before and the addition behind, many rows through
-`gemm_hopper.py`, or `gemm.py` where that has no kernel.
+those of `panel_products.py`, or `gemm.py` where that has none.
 """
 
 import numpy as np
 
 from llamagraph.kernels.gemm import gemm
-from llamagraph.kernels.gemm_hopper import gemm_hopper, three
 from llamagraph.kernels.gemv import (
     constants,
     fuses,
@@ -22,9 +21,9 @@ from llamagraph.kernels.gemv import (
 from llamagraph.kernels.layouts import conversion, shared_layout, type_of
 from llamagraph.kernels.lora import add_low_rank
 from llamagraph.kernels.norm import norm, norm_panels
+from llamagraph.kernels.panel_products import multiply, takes, three
 from llamagraph.kernels.panels import pack, rows_of
 from llamagraph.kernels.shares import fits
-from llamagraph.kernels.warp_groups import takes
 from llamagraph.program.launch import (
     Buffer,
     Geometry,
@@ -123,7 +122,7 @@ def _multiply(tape: Tape, weight: Buffer, x: Buffer, n_rows: Buffer, out: Buffer
                     reason=reason("one row", weight))
     elif from_panels(tape, rows_of(x), weight):
         x = x if x.dtype == "F16" else pack(tape, x, n_rows, label)
-        gemm_hopper(tape, weight, x, n_rows, out, label, add=add)
+        multiply(tape, weight, x, n_rows, out, label, add=add)
     else:
         gemm(tape, weight, x, n_rows, out, label, add=add)
 

@@ -3,7 +3,6 @@
 import numpy as np
 
 from llamagraph.kernels.activations import ACTIVATIONS
-from llamagraph.kernels.gemm_hopper import gated, gates
 from llamagraph.kernels.gemv import constants, gemv_norm_gated
 from llamagraph.kernels.layouts import shared_layout, type_of
 from llamagraph.kernels.linear import (
@@ -16,6 +15,7 @@ from llamagraph.kernels.linear import (
     reason,
 )
 from llamagraph.kernels.norm import norm_add
+from llamagraph.kernels.panel_products import gated, gates
 from llamagraph.kernels.panels import COLUMNS, in_panels, panels
 from llamagraph.program.launch import Buffer, Geometry, In, Out, kernel
 from llamagraph.program.tape import Tape

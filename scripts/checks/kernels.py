@@ -119,7 +119,7 @@ def compare(example: Example, after: np.ndarray, expected: Sequence[Any]) -> tup
         wanted = by_name[param.name]
         found = after[buffer.start : buffer.stop].view(wanted.dtype).reshape(wanted.shape)
         bad, fault = difference(*(numbers(example.kernel, param.name, x) for x in (found, wanted)))
-        halves = wanted.dtype != np.float32 or example.kernel.name.startswith("hopper")
+        halves = wanted.dtype != np.float32 or example.kernel.name.startswith(("hopper", "warps"))
         limit = HALF_LIMIT if halves else LIMIT
         if fault or not bad <= limit:
             faults.append(f"{param.name}: {fault or f'{bad:.1e}'}")

@@ -1,0 +1,42 @@
+// Products of few rows with weights by single warps: the plain product, added to the residual
+// stream, as q, k and v, or as gate and up of a feed-forward block. See
+// llamagraph/kernels/gemm_warps.py.
+//
+// An instance has one entry, chosen by ADD, V_TYPE and ACT. TYPE, UNIT and RW say how the weight
+// is stored (quants.cuh), those with V_ how that of v is.
+
+#ifdef STAGES
+#include "gemm_warps.cuh"
+
+#if BLOCKS > 1
+#define CLUSTER __cluster_dims__(BLOCKS, 1, 1)
+#else
+#define CLUSTER
+#endif
+
+#if defined(ACT)
+extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTER
+warps_gated(const u8* ffn_gate, const u8* ffn_up, const __half* x, const int* n_rows, __half* out,
+            int n_out) {
+    product<false>({ffn_gate, ffn_up, out, n_out}, {}, {}, x, n_rows);
+}
+#elif defined(V_TYPE)
+extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTER
+warps_qkv(const u8* attn_q, const u8* attn_k, const u8* attn_v, const __half* x, const int* n_rows,
+          float* q, float* k, float* v, int n_q, int n_k, int n_v) {
+    product<false>({attn_q, nullptr, q, n_q}, {attn_k, nullptr, k, n_k}, {attn_v, nullptr, v, n_v},
+                   x, n_rows);
+}
+#elif defined(ADD)
+extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTER
+warps_add(const u8* weight, const __half* x, const int* n_rows, float* hidden, int n_out) {
+    product<true>({weight, nullptr, hidden, n_out}, {}, {}, x, n_rows);
+}
+#else
+extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTER
+warps_rows(const u8* weight, const __half* x, const int* n_rows, float* out, int n_out) {
+    product<false>({weight, nullptr, out, n_out}, {}, {}, x, n_rows);
+}
+#endif
+
+#endif
