@@ -96,7 +96,7 @@ class Jsonl(Format):
 
 
 class Json(Jsonl):
-    """A list of objects, whole only with its foot."""
+    """A list of objects, whole only with its foot; rows end their lines, for notes may follow."""
 
     def __init__(self, shown: Collection[str] = ()):
         super().__init__(shown)
@@ -105,10 +105,10 @@ class Json(Jsonl):
     def row(self, result: Any) -> str:
         lines = (f"    {json.dumps(k)}: {json.dumps(v)}" for k, v in self.values(result).items())
         before, self._before = self._before, ",\n"
-        return before + "  {\n" + ",\n".join(lines) + "\n  }"
+        return before + "  {\n" + ",\n".join(lines) + "\n  }\n"
 
     def foot(self, last: Any) -> str:
-        return "\n]\n"
+        return "]\n"
 
 
 class Sql(Format):

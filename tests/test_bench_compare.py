@@ -80,11 +80,24 @@ def test_the_verdict_says_what_every_figure_is():
         "9 tokens.",
         "tg100: of the stream's 760 us a token the device computes for 210 us, 150 launches cost "
         "it 90 us, and 460 us it waits; with capture 302 us, of which it waits 2 us.",
-        "Launching costs the host 750 us a token from Python, 300 us of them the driver's own "
-        "(2.0 us a launch): a stream launched from C would take at least 300 us a token, capture "
-        "takes 302 us.",
+        "tg100: launching costs the host 750 us a token from Python, 300 us of them the "
+        "driver's own (2.0 us a launch): a stream launched from C would take at least 300 us a "
+        "token, capture takes 302 us.",
         "partial loses against the stream: tg100 by 5 %.",
     ]
+
+
+def test_a_host_that_is_ahead_needs_no_other_language():
+    c = compare([result("stream", 900), result("capture", 302)], ANATOMY)
+    assert "the device takes 900 us for what it is launched" in "".join(verdict([c]))
+
+
+def test_the_price_is_that_of_the_case_that_pays_last():
+    shallow = compare([result("stream", 760), result("capture", 302)], ANATOMY)
+    deep = compare([result("stream", 760, n_launches=180, n_queued=180, n_depth=4096),
+                    result("capture", 700, n_launches=180, graph_bytes=0, n_depth=4096)], ANATOMY)
+    assert ("It saves 179 of 180 launches a token; making it takes 4.0 ms and 1.2 MB, paid for "
+            "after 67 tokens.") in verdict([shallow, deep])
 
 
 def test_where_no_graph_is_faster_the_stream_is_advised():
