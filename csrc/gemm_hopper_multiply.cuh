@@ -10,10 +10,9 @@ __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.f + expf
 using ::gelu;
 }  // namespace quick
 
-// What a warp multiplies: 16 outputs of a stage, eight from either place on, with so many rows.
-template <int Rows>
+// What a warp multiplies: 16 outputs of a stage, eight from either place on, with all rows.
 struct Multiplier {
-    static constexpr int EIGHTS = Rows / 8;  // groups of eight rows, of which blocks have shares
+    static constexpr int EIGHTS = TILE_ROWS / 8;  // groups of eight rows, of which blocks have shares
     static constexpr int SHARES = SPLIT < EIGHTS ? SPLIT : EIGHTS, SHARE = EIGHTS / SHARES;
     static_assert((SPLIT - 1) * SHARE * MULTIPLIERS * 16 <= RINGS_AT, "room for others' sums");
 
@@ -178,12 +177,12 @@ struct Multiplier {
 #endif
 };
 
-template <class S, int Rows, bool Add>
+template <class S, bool Add>
 __device__ __forceinline__ void multiply_tile(const Problem& p, Shared& s, const Part& part,
                                               int first_row, int first_out, int n) {
     const int warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32;
     const int row = first_row + lane % 4 * 2;
-    Multiplier<Rows> m;
+    Multiplier m;
 #ifdef ACT
     m.first[0] = 8 * warp, m.first[1] = OUTPUTS / 2 + 8 * warp;
 #else
@@ -203,10 +202,7 @@ template <bool Add>
 __device__ __forceinline__ void multiply_tiles(const Problem& p, Shared s, int n) {
     for_tiles(p, n, [&](auto stored, const Part& part, int first_row, int first_out) {
         using S = decltype(stored);
-        if (FEWER < TILE_ROWS && n - first_row <= FEWER)
-            multiply_tile<S, FEWER, Add>(p, s, part, first_row, first_out, n);
-        else
-            multiply_tile<S, TILE_ROWS, Add>(p, s, part, first_row, first_out, n);
+        multiply_tile<S, Add>(p, s, part, first_row, first_out, n);
     }, [] {});
 }
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import NamedTuple
 
-from llamagraph.kernels.layouts import Weight, shared_layout, tiles_of, type_of, unit_weights
+from llamagraph.kernels.layouts import Weight, tiles_of, type_of, unit_weights
 from llamagraph.kernels.panels import COLUMNS
 from llamagraph.program.target import Target
 
@@ -16,7 +16,6 @@ ARCH = "sm_90a"
 TYPES = ("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 TILE_OUT = 128
 TILE_ROWS = (256, 128, 64, 32, 16, 8)
-FEWER_ROWS = 128  # of the last tile of 256: so many or less take no longer than a tile of so many
 MOST_STAGES = 8
 RESERVED = 1024  # bytes of shared memory that each of two blocks on a multiprocessor takes beside
 SPLITS = (1, 2, 4, 8)  # blocks of a cluster that share the columns of a tile
@@ -99,16 +98,6 @@ class Product(NamedTuple):
     outputs: int  # tiles of outputs
     steps: float  # of 64 columns
     stored: int  # tiles of a row's columns
-    alike: bool  # all weights are stored alike
-
-
-def _row_times(tile_rows: int, blocks: int, rows: int, alike: bool) -> tuple[float, float] | None:
-    """Microseconds of 64 columns, of a whole tile and of the last rows."""
-    times = STEP_TIME if blocks == 1 else TWO_BLOCKS_TIME
-    if tile_rows not in times:
-        return None
-    fewer = alike and tile_rows == TILE_ROWS[0] and 0 < rows % tile_rows <= FEWER_ROWS
-    return times[tile_rows], times[FEWER_ROWS if fewer else tile_rows]
 
 
 def n_clusters(target: Target, blocks: int, split: int) -> int:
@@ -117,18 +106,14 @@ def n_clusters(target: Target, blocks: int, split: int) -> int:
 
 
 def _time(at_once: int, p: Product, rows: int, split: int, tile_rows: int,
-          times: tuple[float, float]) -> float:
+          step: float) -> float:
     """Microseconds of a product, for so many clusters; a block has whole stored tiles."""
     if p.stored < split:
         return float("inf")
-    whole, n_tiles = rows // tile_rows * p.outputs, -(-rows // tile_rows) * p.outputs
+    turns = -(-(-(-rows // tile_rows) * p.outputs) // at_once)
     steps = -(-p.stored // split) / p.stored * p.steps
     each = TILE_TIME + (SPLIT_TIME + SPLIT_ROW_TIME * tile_rows) * (split > 1)
-    longest = 0.0
-    for first in (0, whole % at_once, n_tiles % at_once):  # where the number of tiles changes
-        n_whole, n = (-(-(tiles - first) // at_once) for tiles in (whole, n_tiles))
-        longest = max(longest, n * each + steps * (n_whole * times[0] + (n - n_whole) * times[1]))
-    return LAUNCH_TIME + longest
+    return LAUNCH_TIME + turns * (each + steps * step)
 
 
 def _reason(target: Target, n_tiles: int, split: int, blocks: int) -> str:
@@ -141,14 +126,14 @@ def plan(target: Target, weights: Sequence[Weight], rows: int) -> Plan:
     """The tile, and the blocks that share its columns, with which a launch is done first."""
     found, stage = [], weight_bytes(weights)
     p = Product(sum(-(-w.shape[0] // TILE_OUT) for w in weights), weights[0].shape[-1] / COLUMNS,
-                tiles_of(weights[0]).n_tiles, shared_layout(weights))
+                tiles_of(weights[0]).n_tiles)
     for tile_rows, blocks in product(TILE_ROWS, (1, 2)):
-        times = _row_times(tile_rows, blocks, rows, p.alike)
+        step = (STEP_TIME if blocks == 1 else TWO_BLOCKS_TIME).get(tile_rows)
         stages = choose_stages(target, stage, tile_rows, blocks)
-        if times is None or stages is None or tile_rows >= 2 * rows:
+        if step is None or stages is None or tile_rows >= 2 * rows:
             continue
         for split in (s for s in SPLITS if fits(stage, tile_rows, s, stages)):
-            time = _time(n_clusters(target, blocks, split), p, rows, split, tile_rows, times)
+            time = _time(n_clusters(target, blocks, split), p, rows, split, tile_rows, step)
             found.append((time, tile_rows, split, stages, blocks))
     _, tile_rows, split, stages, blocks = min(found)
     n_tiles = -(-rows // tile_rows) * p.outputs
