@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from llamagraph.kernels.attention_rows import attention_rows_split
 from llamagraph.kernels.gemm_hopper import hopper_add, hopper_rows
 from llamagraph.kernels.gemm_warps import warps_add, warps_gated, warps_rows
 from llamagraph.kernels.panels import to_panels
@@ -63,6 +64,12 @@ def test_what_is_only_a_number_asks_for_no_instance(name):
         rest = (kernel.name, *(item for item in kernel.constants if item[0] != name))
         alike.setdefault(rest, set()).add(features(kernel))
     assert all(len(different) == 1 for different in alike.values())
+
+
+def test_of_attention_only_the_number_of_chunks_counts_for_nothing():
+    all_ = [attention_rows_split(HEAD_DIM=dim, TYPE_K=dtype, MAX_CHUNKS=n)
+            for dim, dtype, n in product((64, 128), ("F16", "Q8_0"), (2, 4, 8))]
+    assert len(representative(all_)) == 4
 
 
 def test_the_sources_are_thinned_one_by_one():

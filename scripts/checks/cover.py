@@ -1,10 +1,13 @@
-"""A few instances of kernels that have very many: those of tiles times types times entries.
+"""A few instances of kernels that have very many.
 
-Each entry occurs with every way in which its weights are stored and with every number of rows of a
-tile, each type with every number of rows, and each shape - of tile, split, warps and blocks - with
-some entry: but not each way in each shape. How many columns there are and how long a ring is count
-for nothing: they are numbers in the same code. What goes wrong for one such pair alone is not seen
-here, but by compiling all (`scripts/check-kernels --all`).
+Products of many and of few rows have those of tiles times types times entries. Here each entry
+occurs with every way in which its weights are stored and with every number of rows of a tile, each
+type with every number of rows, and each shape - of tile, split, warps and blocks - with some entry:
+but not each way in each shape. What goes wrong for one such pair alone is not seen here, but by
+compiling all (`scripts/check-kernels --all`).
+
+How many columns there are, into how many chunks attention of many rows is shared and how long a
+ring is count for nothing: they are numbers in the same code.
 """
 
 from collections.abc import Collection, Hashable, Iterator
@@ -12,9 +15,11 @@ from typing import Any
 
 from llamagraph.program.launch import Kernel
 
-SOURCES = ("gemm_hopper.cu", "gemm_warps.cu")  # whose instances are too many
+SOURCES = (  # whose instances are too many
+    "attention_rows.cu", "attention_wgmma.cu", "gemm_hopper.cu", "gemm_warps.cu",
+)
 STORED = ("TYPE", "UNIT", "RW", "V_TYPE", "V_UNIT", "V_RW", "ACT")
-LENGTHS = ("N_IN", "STAGES", "ROW_STAGES", "WEIGHT_STAGES")
+LENGTHS = ("N_IN", "MAX_CHUNKS", "STAGES", "ROW_STAGES", "WEIGHT_STAGES")
 ENTRY = ("ADD",)  # says what the kernel's name says
 
 
@@ -23,6 +28,8 @@ def features(kernel: Kernel) -> frozenset[Hashable]:
     constants = dict(kernel.constants)
     stored = tuple(item for item in kernel.constants if item[0] in STORED)
     shape = tuple(item for item in kernel.constants if item[0] not in STORED + LENGTHS + ENTRY)
+    if "TYPE" not in constants:  # no product
+        return frozenset({(kernel.name, shape)})
     dtype, rows = constants["TYPE"], constants["TILE_ROWS"]
     return frozenset({(kernel.name, stored), (kernel.name, rows), (dtype, rows), shape})
 
@@ -30,7 +37,7 @@ def features(kernel: Kernel) -> frozenset[Hashable]:
 def _strain(kernel: Kernel) -> tuple[int, int]:
     """Grows with the registers that an instance needs; then as those that are there grow fewer."""
     constants: dict[str, Any] = dict(kernel.constants)
-    return constants["TILE_ROWS"], constants.get("TEAMS", 1) * constants["SPLIT"]
+    return constants.get("TILE_ROWS", 0), constants.get("TEAMS", 1) * constants.get("SPLIT", 1)
 
 
 def covering(kernels: Collection[Kernel]) -> Iterator[Kernel]:
