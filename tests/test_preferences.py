@@ -73,11 +73,11 @@ def planner(spec="135m:q8_0", persist=True, target="sm_90a"):
 
 def test_a_prompts_products_have_a_preferred_one_and_a_decode_chain_has_none():
     split = planner(persist=False, target="sm_80")  # q, k and v are launches of their own there
-    found = inspect(split, Setting(rows=32, depth=5)).nodes
+    found = inspect(split, Setting(rows=64, depth=5)).nodes
     layer = {n.name: n.priority for n in found if n.layer == 1}
     assert layer["attn_q"] == 1 and layer["attn_k"] == layer["attn_v"] == 0
     assert not any(n.priority for n in inspect(planner(persist=False), Setting()).nodes)
-    captured = inspect(split, Setting(rows=32, mode="capture")).nodes
+    captured = inspect(split, Setting(rows=64, mode="capture")).nodes
     assert not any(n.priority for n in captured)
 
 
