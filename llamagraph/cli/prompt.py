@@ -77,7 +77,7 @@ def read_text(file: Path) -> str:
     """A text file's contents, without the newline at its end; ClickException for what is none."""
     try:
         return file.read_text("utf-8").removesuffix("\n")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a NUL in the name
         raise click.ClickException(f"{file}: cannot be read as text: {error}") from None
 
 
