@@ -1,5 +1,6 @@
 """Prompt cache files: what they bring back, and what is refused with which reason."""
 
+import json
 import re
 import struct
 
@@ -181,3 +182,12 @@ def test_what_cannot_be_written_is_said_before_a_prompt_is_read(tmp_path):
         refused = run(path, "--prompt-cache", str(tmp_path / name), "hello")
         assert isinstance(refused.exception, LlamaGraphError) and refused.stdout == ""
         assert "cannot be written" in str(refused.exception) and "anew" not in refused.stderr
+
+
+def test_an_answer_is_not_lost_with_its_cache(tmp_path):
+    path, file = tiny_model(tmp_path / "m.gguf", n_ctx=64), tmp_path / "p"
+    run(path, "--prompt-cache", str(file), "hello")
+    long = file.rename(tmp_path / ("p" * 255))  # what is written beside it would have a longer name
+    done = run(path, "--prompt-cache", str(long), "--prompt-cache-all", "--json", "hello")
+    assert "cannot be written" in str(done.exception)
+    assert len(json.loads(done.stdout)["tokens"]) == 8
