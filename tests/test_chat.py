@@ -320,13 +320,19 @@ def test_set_a_grammar_a_seed_a_system_message_and_a_stop(talk):
     answers = result.stdout.split("\n")
     assert re.fullmatch("<[a-z]{1,3}>", answers[0]) and re.fullmatch("[A-Z]{4}", answers[1])
     assert answers[2] == "12" and answers[-2] == "a"
-    assert contents(messages, "system") == ["be kind"] and len(errors(result)) == 1
+    assert contents(messages, "system") == ["be kind"] and errors(result) == []
 
 
 def test_every_sampling_option_can_be_set():
     from llamagraph.cli.sampling_options import SAMPLING
 
     assert set(SAMPLING) <= {option.name for option in settable(run.params).values()}
+
+
+def test_every_option_can_be_set_back(talk):
+    names = {option.name: name for name, option in settable(run.params).items()}.values()
+    result, messages = talk(*(f"/set {name} default" for name in names), "/set predict 2", "hello")
+    assert errors(result) == [] and len(messages) == 2
 
 
 def test_stats_count(talk):
