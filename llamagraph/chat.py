@@ -7,7 +7,7 @@ from llamagraph.text import Tokenizer
 
 
 def chat_tokens(tokenizer: Tokenizer, messages: Sequence[dict], template: str | None = None,
-                **variables: Any) -> list[int]:
+                /, **variables: Any) -> list[int]:
     """The conversation as a chat template writes it, ready for the answer.
 
     `template` is a text or name in place of the model's own, `variables` are for the template.
@@ -18,7 +18,7 @@ def chat_tokens(tokenizer: Tokenizer, messages: Sequence[dict], template: str | 
 
 
 def user_turn(tokenizer: Tokenizer, text: str, system: str | None = None,
-              template: str | None = None, **variables: Any) -> list[int]:
+              template: str | None = None, /, **variables: Any) -> list[int]:
     """One question, behind a system message if there is one."""
     messages = [{"role": "system", "content": system}] if system else []
     return chat_tokens(tokenizer, [*messages, {"role": "user", "content": text}], template,

@@ -5,14 +5,13 @@ template still writes them so; what a model has read is not read again. Knows no
 """
 
 import json
-import os
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from llamagraph.errors import LlamaGraphError
+from llamagraph.files import place_of, replacing
 from llamagraph.generation import Generation, Token
 from llamagraph.model import Model
 from llamagraph.sequence import folded
@@ -116,11 +115,12 @@ class Conversation:
 
     def again(self) -> Turn:
         """Another answer in place of the last one, by another seed."""
-        before = self._state()
-        if self.messages and self.messages[-1]["role"] == "assistant":
-            self.messages.pop()
-        if not self.messages:
+        before, asked = self._state(), list(self.messages)
+        if asked and asked[-1]["role"] == "assistant":
+            asked.pop()
+        if not (asked or (self.raw and self.messages)):  # raw text may have begun with an answer
             raise LlamaGraphError("there is nothing yet to answer again")
+        self.messages = asked
         self._again += 1
         return self._turn(before)
 
@@ -212,23 +212,18 @@ class Conversation:
 
     def save(self, path: Path) -> None:
         """Writes the messages as JSON. Only a file that holds a conversation is written over."""
-        if path.exists() and path.stat().st_size:
+        place = place_of(path)
+        if place.exists() and place.stat().st_size:
             try:
-                _read(path)
+                _read(place)
             except LlamaGraphError:
                 raise LlamaGraphError(f"{path}: is there and holds no conversation; name another "
                                       f"file") from None
         start = [] if self.system is None else [{"role": "system", "content": self.system}]
         found = {"model": self.model.path.name, "messages": start + self.messages}
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            temporary.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", "utf-8")
-            temporary.replace(path)
-        except OSError as error:
-            raise LlamaGraphError(f"{path}: cannot be written: {error.strerror}") from None
-        finally:
-            with suppress(OSError):
-                temporary.unlink()
+        text = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+        with replacing(path) as out:
+            out.write(text.encode("utf-8", "replace"))  # bytes of a command line may be no text
 
     def load(self, path: Path) -> None:
         """Takes a saved conversation's place; LlamaGraphError, and no change, for what is none."""

@@ -88,6 +88,10 @@ class Generation:
         decoder, stop = tokenizer.decoder(special=self.special), StopText(self.stop)
         start = time.perf_counter()
         if self.limit == 0:
+            if self.prompt_read:  # the prompt is kept, without an answer
+                self._unread()
+                self.timings.first_token_seconds = self.timings.seconds = (
+                    time.perf_counter() - start)
             self.stop_reason = "limit"
             return
         left = self._unread()
@@ -128,7 +132,7 @@ class Generation:
         if self.prompt_read:
             runner.prefill(left)
             self.prompt_read()
-            left = runner.resume(self.prompt_tokens)
+            left = runner.resume(self.prompt_tokens) if self.limit else []
         return left
 
     def _take_logprobs(self, executor: Any) -> None:

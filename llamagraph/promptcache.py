@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from llamagraph.errors import LlamaGraphError
+from llamagraph.files import replacing
 from llamagraph.gguf.reader import GGUFFile
 from llamagraph.runner import Runner
 
@@ -72,18 +73,8 @@ def save(path: Path, file: GGUFFile, runner: Runner) -> None:
     An answer that still runs ends. Raises LlamaGraphError where the file cannot be written.
     """
     runner.reset(min(runner.n_past, len(runner.sequence)))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("xb") as out:
-            _write(out, file, runner)
-            out.flush()
-            os.fsync(out.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise LlamaGraphError(f"{path}: cannot be written: {error.strerror}") from None
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
+    with replacing(path) as out:
+        _write(out, file, runner)
 
 
 def _write(out: BinaryIO, file: GGUFFile, runner: Runner) -> None:

@@ -80,6 +80,16 @@ def test_the_end_of_the_input_is_the_end(talk, path):
     assert (done.returncode, done.stdout) == (0, b"")
 
 
+def test_bytes_that_are_no_text_are_a_sign(path, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "llamagraph", "run", "--device", "cpu", "-m", path, "-i", *WORD],
+        input=b"caf\xe9\n/save end.json\n", cwd=tmp_path, capture_output=True, timeout=60,
+        env={**os.environ, "PYTHONUTF8": "0", "LC_ALL": "C.UTF-8"})
+    assert done.returncode == 0 and b"Traceback" not in done.stderr
+    assert json.loads((tmp_path / "end.json").read_text("utf-8"))["messages"][0]["content"] == (
+        "caf\ufffd")
+
+
 def test_a_prompt_is_the_first_message(talk):
     _, messages = talk("world", arguments=(*WORD, "-p", r"hello\n/exit", "-sys", "be kind"))
     assert contents(messages, "user") == ["hello\n/exit", "world"]
@@ -164,6 +174,8 @@ def test_a_prompt_cache_serves_a_chat(talk):
     result, _ = talk("hello", "world", arguments=cached)
     assert re.search(r"p.kv: has (\d+) of the prompt's \1 tokens", result.stderr)
     assert re.search(r"^\[ prompt: 1 tokens and ", result.stderr, re.MULTILINE)
+    result, messages = talk("/load none", "hello", arguments=(*cached, "-c", "4096"))
+    assert len(errors(result)) == 1 and len(messages) == 3
     Path("p.kv").write_bytes(b"LGPROMPTxx")
     result, _ = talk("hello", arguments=cached, code=1)
     assert "p.kv" in str(result.exception)
@@ -228,6 +240,8 @@ def test_exit_leaves_at_once(talk):
     ("/set logit-bias 999999+1", "logit bias for token 999999"),
     ("/set reverse-prompt 'x", "reverse-prompt: No closing quotation"),
     ("/set model other.gguf", "there is no such option"),
+    ("/save a\0b", "cannot be written"), ("/read a\0b", "cannot be read"), ("/load a\0b", "a\0b: "),
+    *((f"/{do} " + "a" * 300, "cannot be") for do in ("save", "read", "load")),
 ])
 def test_what_goes_wrong_is_one_line_and_nothing_else_changes(talk, line, message):
     result, messages = talk(line, "hello", "world")
@@ -306,13 +320,19 @@ def test_set_a_grammar_a_seed_a_system_message_and_a_stop(talk):
     answers = result.stdout.split("\n")
     assert re.fullmatch("<[a-z]{1,3}>", answers[0]) and re.fullmatch("[A-Z]{4}", answers[1])
     assert answers[2] == "12" and answers[-2] == "a"
-    assert contents(messages, "system") == ["be kind"] and len(errors(result)) == 1
+    assert contents(messages, "system") == ["be kind"] and errors(result) == []
 
 
 def test_every_sampling_option_can_be_set():
     from llamagraph.cli.sampling_options import SAMPLING
 
     assert set(SAMPLING) <= {option.name for option in settable(run.params).values()}
+
+
+def test_every_option_can_be_set_back(talk):
+    names = {option.name: name for name, option in settable(run.params).items()}.values()
+    result, messages = talk(*(f"/set {name} default" for name in names), "/set predict 2", "hello")
+    assert errors(result) == [] and len(messages) == 2
 
 
 def test_stats_count(talk):

@@ -117,7 +117,9 @@ def test_what_cannot_be_is_one_line(path, arguments, message):
     ["--samplers", "top_k;heat"], ["--sampler-seq", "z"], ["--samplers", "top_k", "--sampler-seq",
                                                            "k"],
     ["--override-kv", "a=b"], ["--override-kv", "a=int:x"], ["-ngl", "some"],
-    ["--chat-template-kwargs", "[1]"], ["--chat-template-kwargs", "{"], ["-hff", "x.gguf"],
+    ["--chat-template-kwargs", "[1]"],
+    *(["--chat-template-kwargs", f'{{"{name}": 1}}'] for name in ("messages", "strftime_now")),
+    ["--chat-template-kwargs", "{"], ["-hff", "x.gguf"],
     ["--rope-scale", "2", "--rope-freq-scale", "0.5"], ["--json", "--jsonl"],
     ["-sys", "a", "-sysf", "b"], ["--graph-mode", "fast"], ["-rea", "maybe"],
 ])
@@ -265,6 +267,9 @@ def test_templates(path, tmp_path):
     assert prompt_of(path, "--chat-template", template, "--reasoning-budget", 0, "hel") == whole
     assert prompt_of(path, "--chat-template", template, "--chat-template-kwargs",
                      '{"tail": "lo"}', "hel") == whole
+    assert prompt_of(path, "--chat-template", "{{ system }}{{ template }}{{ text }}",
+                     "--chat-template-kwargs", '{"system": "h", "template": "el", "text": "lo"}',
+                     "other") == whole
     assert prompt_of(path, "--chat-template", "chatml", "hel") == prompt_of(path, "-cnv", "hel")
     result = invoke("-m", path, "--chat-template", "nowhere", "hel")
     assert "there is no chat template 'nowhere'" in str(result.exception)

@@ -246,6 +246,27 @@ def test_a_damaged_file_changes_nothing_and_is_never_written_over(model, tmp_pat
         assert file.read_bytes() == text.encode("latin-1")
 
 
+def test_an_answer_with_no_question_is_not_lost(model, tmp_path):
+    file = tmp_path / "c.json"
+    file.write_text('[{"role": "assistant", "content": "hello"}]')
+    c = Conversation(model, settings=DRAWN)
+    c.load(file)
+    with pytest.raises(LlamaGraphError, match="nothing yet"):
+        c.again()
+    assert [m["content"] for m in c.messages] == ["hello"]
+    raw = Conversation(model, system="world", settings=DRAWN, raw=True)
+    first = say(raw.ask(""))
+    assert say(raw.again()).said != first.said and len(raw.messages) == 1
+
+
+def test_what_is_no_text_can_be_saved(model, tmp_path):
+    """Bytes of a command line that are no UTF-8 are such characters in Python."""
+    c = Conversation(model, system="caf\udce9", settings=DRAWN)
+    c.save(tmp_path / "c.json")
+    c.load(tmp_path / "c.json")
+    assert c.system == "caf?"
+
+
 def test_files_that_cannot_be(model, tmp_path):
     c = Conversation(model, settings=DRAWN)
     with pytest.raises(LlamaGraphError, match="cannot be read"):

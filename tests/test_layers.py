@@ -8,10 +8,10 @@ import llamagraph
 
 ROOT = pathlib.Path(llamagraph.__file__).parent
 ARROWS = {
-    "cli": {"sequence", "conversation", "chat", "bench", "bench_anatomy", "bench_page",
+    "cli": {"files", "sequence", "conversation", "chat", "bench", "bench_anatomy", "bench_page",
             "bench_report", "inspection_driver", "inspection_page", "inspection_diff",
             "inspection_registers", "model"},
-    "conversation": {"model", "sequence", "text"},
+    "conversation": {"files", "model", "sequence", "text"},
     "chat": {"model", "text"},
     "bench": {"bench_facts", "bench_result", "model"},
     "bench_anatomy": {"bench", "bench_compare"},
@@ -27,7 +27,7 @@ ARROWS = {
     "inspection": {"model"},
     "model": {"generation", "promptcache"},
     "generation": {"runner", "timings"},
-    "promptcache": {"runner"},
+    "promptcache": {"files", "runner"},
     "timings": {"text"},
     "runner": {"sequence", "loading", "text", "sampling_host", "execute"},
     "loading": {"planner", "devices"},
@@ -42,6 +42,7 @@ ARROWS = {
     "devices": {"program", "gguf.quants", "gguf.hub"},
     "execute": {"program"},
     "gguf": {"gguf.quants"},
+    "files": set(),
     "text": set(),
     "program": set(),
     "gguf.quants": set(),

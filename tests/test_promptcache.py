@@ -1,5 +1,7 @@
 """Prompt cache files: what they bring back, and what is refused with which reason."""
 
+import json
+import re
 import struct
 
 import numpy as np
@@ -156,5 +158,36 @@ def test_the_command_line(tmp_path):
     shifted = run(path, *cached, "--prompt-cache-all", "--context-shift", "-n", "150", "hello")
     assert shifted.exit_code == 0 and "the context has shifted" in shifted.stderr
     assert run(path, "--prompt-cache-ro", "hello").exit_code == 2
+    absent = run(path, "--prompt-cache", str(tmp_path / "none"), "--prompt-cache-ro", "hello")
+    assert absent.exit_code == 0 and "none: is not there" in absent.stderr
     other = run(tiny_model(tmp_path / "o.gguf", n_ctx=64, seed=5), *cached, "hello")
     assert other.exit_code == 1 and "another model" in str(other.exception)
+
+
+@pytest.mark.parametrize("all_of_it", [(), ("--prompt-cache-all",)])
+def test_a_prompt_is_kept_without_an_answer(tmp_path, all_of_it):
+    path, file = tiny_model(tmp_path / "m.gguf", n_ctx=64), tmp_path / "p"
+    cached = ("--prompt-cache", str(file), *all_of_it, "hello world")
+    kept = run(path, *cached, "-n", "0")
+    assert kept.exit_code == 0 and kept.stdout.strip() == "" and file.exists()
+    assert "generation: 0 tokens" in kept.stderr and "prompt: 0 tokens" not in kept.stderr
+    again = run(path, *cached, "-n", "0")
+    assert re.search(r"has (\d+) of the prompt's \1 tokens", again.stderr)
+    assert "prompt: 1 tokens and" in run(path, *cached).stderr
+
+
+def test_what_cannot_be_written_is_said_before_a_prompt_is_read(tmp_path):
+    path = tiny_model(tmp_path / "m.gguf", n_ctx=64)
+    for name in ("none/p", "a" * 300):
+        refused = run(path, "--prompt-cache", str(tmp_path / name), "hello")
+        assert isinstance(refused.exception, LlamaGraphError) and refused.stdout == ""
+        assert "cannot be written" in str(refused.exception) and "anew" not in refused.stderr
+
+
+def test_an_answer_is_not_lost_with_its_cache(tmp_path):
+    path, file = tiny_model(tmp_path / "m.gguf", n_ctx=64), tmp_path / "p"
+    run(path, "--prompt-cache", str(file), "hello")
+    long = file.rename(tmp_path / ("p" * 255))  # what is written beside it would have a longer name
+    done = run(path, "--prompt-cache", str(long), "--prompt-cache-all", "--json", "hello")
+    assert "cannot be written" in str(done.exception)
+    assert len(json.loads(done.stdout)["tokens"]) == 8

@@ -95,6 +95,7 @@ class Chat:
         self._n_dropped = 0
         self._cache = None if options["prompt_cache"] else PromptCache(
             self.model, None, options, note)
+        self._opens_cache = False  # what is wrong with its file ends the chat
         self._stop = StopKey()
         self.apply()
 
@@ -136,7 +137,7 @@ class Chat:
                 if not turn.taken_back:
                     self.pending.clear()
         except LlamaGraphError as error:
-            if isinstance(error, DeviceError) or self._cache is None:
+            if isinstance(error, DeviceError) or self._opens_cache:
                 raise
             self.say(f"Error: {error}")
         except click.ClickException as error:
@@ -156,7 +157,9 @@ class Chat:
         writer = AnswerText(self.out, color, self.options["fold_thinking"], self.note,
                             turn.thinking)
         if self._cache is None:
+            self._opens_cache = True
             self._cache = PromptCache(self.model, turn.answer, self.options, self.note)
+            self._opens_cache = False
         try:
             with self._stop, self.source.quiet():
                 self._write(turn, writer)

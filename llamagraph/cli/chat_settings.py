@@ -32,7 +32,9 @@ def read_value(option: click.Option, text: str, plain: Any) -> Any:
     """
     context = click.Context(click.Command("set"))
     if text == UNSET:
-        return option.get_default(context)
+        nothing = click.Option(["--none"]).get_default(context)  # click's sign for no default
+        default = option.get_default(context)
+        return option.process_value(context, None if default is nothing else default)
     value: Any = text
     if option.is_flag:
         if text.lower() not in WORDS:

@@ -20,7 +20,7 @@ def prepare_streams() -> None:
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, io.TextIOWrapper(io.FileIO(os.devnull, "r+")))
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
@@ -49,7 +49,7 @@ class Notes:
     def __init__(self, level: int = 3, file: Path | None = None, color: bool = False):
         self._level, self._color = level, color
         try:
-            self._file = file.open("w", encoding="utf-8") if file else None
+            self._file = file.open("w", encoding="utf-8", errors="replace") if file else None
         except OSError as error:
             raise click.ClickException(f"{file}: cannot be written: {error}") from None
 

@@ -1,11 +1,13 @@
 """Options about the context: what a full one does, and a prompt that is kept in a file."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import click
 
 from llamagraph.cli.groups import grouped
+from llamagraph.files import place_of
 from llamagraph.sequence import n_shared
 
 context_options = grouped(
@@ -29,18 +31,21 @@ class PromptCache:
     def __init__(self, model: Any, answer: Any, options: dict[str, Any], note: Any):
         self._model, self._answer, self._note = model, answer, note
         self._path: Path | None = options["prompt_cache"]
-        self._all = options["prompt_cache_all"] and not options["prompt_cache_ro"]
+        self._reads_alone = options["prompt_cache_ro"]
+        self._all = options["prompt_cache_all"] and not self._reads_alone
         if self._path is None:
-            if options["prompt_cache_all"] or options["prompt_cache_ro"]:
+            if options["prompt_cache_all"] or self._reads_alone:
                 raise click.UsageError("--prompt-cache-all and -ro go with --prompt-cache FILE")
-        elif not self._load() and not options["prompt_cache_ro"]:
+        elif not self._load() and not self._reads_alone:
             answer.prompt_read = self._save
 
     def _load(self) -> bool:
         """Whether the file has the whole prompt."""
         assert self._path is not None
-        if not self._path.exists() or self._path.stat().st_size == 0:
-            self._note(f"{self._path}: is made anew")
+        if not self._reads_alone:
+            place_of(self._path)  # what cannot be written is said before a prompt is read
+        if not os.path.exists(self._path) or os.path.getsize(self._path) == 0:
+            self._note(f"{self._path}: {'is not there' if self._reads_alone else 'is made anew'}")
             return False
         self._model.load_state(self._path)
         prompt = self._answer.prompt_tokens

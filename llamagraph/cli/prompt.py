@@ -10,6 +10,8 @@ import click
 
 from llamagraph.cli.groups import LineError, OneText, grouped
 
+# What a template is given by the conversation, not by the user.
+OWN_VARIABLES = {"self", "messages", "chat_template", "add_generation_prompt", "strftime_now"}
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 
 prompt_options = grouped(
@@ -38,7 +40,7 @@ prompt_options = grouped(
     click.option("--chat-template-file", type=click.Path(path_type=Path), metavar="FILE",
                  help="The same, read from a file."),
     click.option("--chat-template-kwargs", "template_kwargs", metavar="JSON", default="{}",
-                 callback=lambda *a: read_object(a[2]), help="Variables for the template."),
+                 callback=lambda *a: read_variables(a[2]), help="Variables for the template."),
     click.option("-rea", "--reasoning", type=click.Choice(["on", "off", "auto"]), default="auto",
                  help="Whether the template is asked to let the model think; auto lets it."),
     click.option("--reasoning-budget", metavar="N", type=click.IntRange(min=-1), default=-1,
@@ -65,6 +67,14 @@ def read_object(text: str) -> dict[str, Any]:
     return value
 
 
+def read_variables(text: str) -> dict[str, Any]:
+    """A JSON object of variables that a template may be given."""
+    found = read_object(text)
+    if taken := sorted(OWN_VARIABLES & found.keys()):
+        raise click.BadParameter(f"{taken[0]!r} cannot be given, the conversation sets it")
+    return found
+
+
 def unescape(text: str) -> str:
     r"""The text with \n and its like as what they stand for; other backslashes stay."""
     return re.sub(
@@ -77,7 +87,7 @@ def read_text(file: Path) -> str:
     """A text file's contents, without the newline at its end; ClickException for what is none."""
     try:
         return file.read_text("utf-8").removesuffix("\n")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a NUL in the name
         raise click.ClickException(f"{file}: cannot be read as text: {error}") from None
 
 

@@ -159,12 +159,12 @@ def _answer(model: Any, options: dict[str, Any], note: Notes) -> None:
         click.echo(click.style(options["text"], fg="yellow") if color else options["text"],
                    nl=False, color=color)
     interrupted = _stream(model, answer, options, note)
-    cache.finish()
     if answer.stop_reason == "context":
         note.warn(f"[ the context of {model.runner.n_ctx} tokens is full: -c makes it larger, "
                   f"--context-shift goes on ]")
     if not is_text:
         click.echo(json.dumps(report(model, answer, SAMPLING), ensure_ascii=False))
+    cache.finish()  # whatever becomes of the file, the answer is there
     for line in details(model):
         note.detail(line)
     if options["perf"]:
