@@ -164,6 +164,7 @@ __device__ __forceinline__ void copy_weights(const Problem& p, Shared s, int n) 
         const int end = S::end_unit(p.n_in);
         for (int unit = S::first_unit(p.n_in); unit < end; unit += S::UNITS) {
             s.weights.wait_empty();
+            fence_for_products();  // threads have read there, and copies are not ordered with that
             const u32 n_bytes = min(S::UNITS, end - unit) * UNIT_BYTES;
             s.weights.full().arrive_expecting(S::GROUPS * n_bytes);
 #pragma unroll 1

@@ -28,6 +28,7 @@ struct Stored {
     static constexpr int UNITS_AT = ROW_STAGES * SPLIT * ROWS_BYTES;
     static_assert(Operand<T>::EXISTS, "a type that can be unpacked in registers");
     static_assert(UnitWeights % 64 == 0 && TileRows <= 16, "whole panels, whole tiles");
+    static_assert(STAGES > 1 || STEPS == 1, "no stage is filled while it is read");
 
     // Starts copying a unit of 16 outputs: tiles of TileRows lanes, one after the other. `weight` is
     // where the tiles of the lane's outputs begin: its part of the warp has half of two pieces.

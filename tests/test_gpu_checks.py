@@ -69,6 +69,29 @@ def test_what_the_sanitizer_sees_runs_from_graphs_at_every_depth(quant, cache):
     sanitize.steps(quant, cache, CpuDevice(H200))
 
 
+def test_the_kernels_of_races_are_named():
+    said = [
+        "========= COMPUTE-SANITIZER",
+        "========= Error: Race reported between Write access at hopper_add+0x430",
+        "=========     and Read access at hopper_add+0x770 [248 hazards]",
+        "=========     and Read access at hopper_add+0x7a0 [2 hazards]",
+        "=========",
+        "========= Error: Race reported between Read access at norm(float *, int)+0xf0 in n.cu:4",
+        "=========     and Write access at norm(float *, int)+0x280 in n.cu:6 [1 hazard]",
+        "========= Error: Race reported between Write access at 0x90 in /a/b.cu:12:gemv(int)",
+        "=========     and Write access at 0x90 in /a/b.cu:12:gemv(int) [1000 hazards]",
+        "========= Error: Race reported between Write access at 0x10 in hopper_add",
+        "=========     and Read access at 0x20 in hopper_add [50 hazards]",
+        "========= RACECHECK SUMMARY: 4 hazards displayed (4 errors, 0 warnings)",
+    ]
+    assert list(sanitize.hazards(said)) == [
+        "gemv: Write, Write: 1000 hazards",
+        "hopper_add: Write, Read: 300 hazards",
+        "norm: Read, Write: 1 hazards",
+    ]
+    assert not list(sanitize.hazards(said[-1:]))
+
+
 def test_figures_are_the_readmes():
     assert decode_table.name("1b:q4_k_m") == "1B Q4_K_M"
     assert decode_table.figure(2895.1) == "2 895" and decode_table.figure(93.4) == "93"
