@@ -6,7 +6,7 @@ import sys
 import click
 
 from llamagraph.cli.bench import bench
-from llamagraph.cli.console import prepare_streams
+from llamagraph.cli.console import drop_stdout, prepare_streams
 from llamagraph.cli.inspect_graph import inspect_graph
 from llamagraph.cli.options import show_version
 from llamagraph.cli.run import run
@@ -50,5 +50,6 @@ def main() -> None:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
+        drop_stdout()  # what could not be written is tried again at the exit, which would fail too
         click.ClickException(f"what is printed cannot be written: {error.strerror}").show()
         sys.exit(1)

@@ -128,6 +128,11 @@ def end_stdout() -> None:
     """
     with suppress(BrokenPipeError):
         sys.stdout.flush()
+    drop_stdout()
+
+
+def drop_stdout() -> None:
+    """What is still to be written, and all that comes, goes nowhere."""
     with suppress(io.UnsupportedOperation):  # not a file of the system
         number, null = sys.stdout.fileno(), os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, number)
