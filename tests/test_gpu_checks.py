@@ -1,13 +1,16 @@
 """What the GPU's checks are made of, as far as it needs no GPU."""
 
+import inspect
 import pathlib
 import sys
+from importlib import import_module
 
 import pytest
 
 pytest.importorskip("llamagraph.devices.cuda.compiler", exc_type=ImportError)
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "scripts"))
-from checks import counters, decode_table, race, sanitize, speed
+from checks import counters, decode_table, gpu, race, sanitize, speed
+from checks.gpu import PARTS
 from checks.sources import copy_sources
 
 from llamagraph.cli.report import timing_lines
@@ -101,3 +104,10 @@ def test_figures_are_the_readmes():
 def test_the_rate_of_an_answer_is_read_from_its_timings():
     line = next(timing_lines(Timings(0, 0.5, 1.5, 9, 512)))
     assert decode_table.SPEED.search(line).groups() == ("512", "511.0")
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+def test_every_part_of_the_gpu_check_is_called_as_its_module_says(part):
+    run = import_module(f"checks.{part.module}").run
+    inspect.signature(run).bind(None, *([None] if part.takes else []))
+    assert f"--{part.name}" in gpu.__doc__

@@ -18,83 +18,64 @@ is 1 where a check has failed.
 """
 
 import argparse
+from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
 from checks.report import Report
+
+
+class Part(NamedTuple):
+    """A group of checks: `run` of the module in this folder, behind --NAME."""
+
+    name: str
+    module: str
+    help: str
+    takes: str = ""  # what may follow the option
+    of_all: bool = True  # whether --models runs it too
+
+    def run(self, report: Report, value: str | None) -> None:
+        given: tuple[object, ...] = (value or "",) if self.takes else ()
+        if self.takes == "FILE":
+            given = (Path(value) if value else None,)
+        import_module(f"checks.{self.module}").run(report, *given)
+
+
+PARTS = (
+    Part("self", "selftest", "the device alone"),
+    Part("kernels", "kernels", "kernels alone", "WORD"),
+    Part("choice", "choice", "the choice of tokens alone"),
+    Part("steady", "steady", "updates and growth alone"),
+    Part("graphs", "graphs", "graphs as wholes alone"),
+    Part("races", "race", "early starts alone"),
+    Part("speed", "speed", "what is beside a step alone"),
+    Part("sanitize", "sanitize", "memcheck and racecheck, or one of them", "TOOL", of_all=False),
+    Part("loop", "loop", "loops alone", "FILE"),
+    Part("shift", "shift", "shifts alone", "FILE"),
+    Part("branches", "branches", "launches side by side alone"),
+)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--self", action="store_true", dest="device", help="the device alone")
-    parser.add_argument("--kernels", nargs="?", const="", metavar="WORD", help="kernels alone")
-    parser.add_argument("--choice", action="store_true", help="the choice of tokens alone")
-    parser.add_argument("--steady", action="store_true", help="updates and growth alone")
-    parser.add_argument("--graphs", action="store_true", help="graphs as wholes alone")
-    parser.add_argument("--races", action="store_true", help="early starts alone")
-    parser.add_argument("--speed", action="store_true", help="what is beside a step alone")
-    parser.add_argument("--sanitize", nargs="?", const="", metavar="TOOL",
-                        help="memcheck and racecheck, or one of them")
-    parser.add_argument("--loop", nargs="?", const="", metavar="FILE", help="loops alone")
-    parser.add_argument("--shift", nargs="?", const="", metavar="FILE", help="shifts alone")
-    parser.add_argument("--branches", action="store_true", help="launches side by side alone")
+    for part in PARTS:
+        if part.takes:
+            parser.add_argument(f"--{part.name}", nargs="?", const="", metavar=part.takes,
+                                help=part.help)
+        else:
+            parser.add_argument(f"--{part.name}", action="store_const", const="", help=part.help)
     parser.add_argument("--models", type=Path, metavar="DIR", help="all, with these GGUF files")
-    options = parser.parse_args()
-    wanted = (options.device, options.kernels is not None, options.choice, options.steady,
-              options.graphs, options.races, options.speed, options.sanitize is not None,
-              options.loop is not None, options.shift is not None, options.branches, options.models)
-    if not any(wanted):
-        parser.error("give --self, --kernels, --choice, --steady, --graphs, --races, --speed, "
-                     "--sanitize, --loop, --shift, --branches or --models DIR")
+    options = vars(parser.parse_args())
+    models = options.pop("models")
+    if not models and all(value is None for value in options.values()):
+        parser.error(f"give {', '.join(f'--{name}' for name in options)} or --models DIR")
     report = Report()
-    if options.device or options.models:
-        from checks import selftest
-
-        selftest.run(report)
-    if options.kernels is not None or options.models:
-        from checks import kernels
-
-        kernels.run(report, options.kernels or "")
-    if options.choice or options.models:
-        from checks import choice
-
-        choice.run(report)
-    if options.steady or options.models:
-        from checks import steady
-
-        steady.run(report)
-    if options.graphs or options.models:
-        from checks import graphs
-
-        graphs.run(report)
-    if options.races or options.models:
-        from checks import race
-
-        race.run(report)
-    if options.speed or options.models:
-        from checks import speed
-
-        speed.run(report)
-    if options.sanitize is not None:
-        from checks import sanitize
-
-        sanitize.run(report, options.sanitize)
-    if options.loop is not None or options.models:
-        from checks import loop
-
-        loop.run(report, Path(options.loop) if options.loop else None)
-    if options.shift is not None or options.models:
-        from checks import shift
-
-        shift.run(report, Path(options.shift) if options.shift else None)
-    if options.branches or options.models:
-        from checks import branches
-
-        branches.run(report)
-    if options.models:
-        from checks import parity
-
-        parity.run(report, sorted(options.models.glob("*.gguf")))
+    for part in PARTS:
+        if options[part.name] is not None or (models and part.of_all):
+            part.run(report, options[part.name])
+    if models:
+        import_module("checks.parity").run(report, sorted(models.glob("*.gguf")))
     print(f"\n{report.table()}")
     return 1 if report.failed else 0
