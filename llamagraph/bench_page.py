@@ -3,22 +3,17 @@
 The page's own text is `bench_page.html`; this adds the data. Knows no device.
 """
 
-import html
-import json
 from collections.abc import Sequence
-from importlib import resources
 from typing import Any
 
 from llamagraph.bench_compare import Compared, Comparison, choice, verdict
+from llamagraph.html_page import fill
 
 
 def page(models: Sequence[Sequence[Comparison]], title: str) -> str:
     """The page: each model's times by mode and depth, a token by kernel, bytes against time."""
-    data = {"models": [_model(comparisons) for comparisons in models]}
-    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    template = resources.files("llamagraph").joinpath("bench_page.html").read_text("utf-8")
-    head, tail = template.split("%DATA%")
-    return head.replace("%TITLE%", html.escape(title)) + text + tail
+    return fill("bench_page.html", title,
+                {"models": [_model(comparisons) for comparisons in models]})
 
 
 def _model(comparisons: Sequence[Comparison]) -> dict[str, Any]:

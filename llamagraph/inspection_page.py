@@ -3,12 +3,10 @@
 The page's own text is `page.html`; this adds the data. Knows no model.
 """
 
-import html
-import json
 from collections.abc import Sequence
-from importlib import resources
 from itertools import groupby
 
+from llamagraph.html_page import fill
 from llamagraph.inspection import Inspection, Node
 
 
@@ -17,10 +15,7 @@ def page(inspection: Inspection, title: str) -> str:
     data = inspection.as_dict() | {"title": title}
     data["updates"] |= {"at": inspection.updates.at or {},
                         "programs": inspection.updates.programs}
-    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    template = resources.files("llamagraph").joinpath("page.html").read_text("utf-8")
-    head, tail = template.split("%DATA%")
-    return head.replace("%TITLE%", html.escape(title)) + text + tail
+    return fill("page.html", title, data)
 
 
 def dot(inspection: Inspection, title: str) -> str:
