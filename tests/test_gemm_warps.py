@@ -1,13 +1,9 @@
 """Planning of products by single warps: which weights and rows, shares, shared memory."""
 
-import numpy as np
 import pytest
 
-from llamagraph.kernels.examples import numpy_args
 from llamagraph.kernels.few_rows import multiply
-from llamagraph.kernels.gemm_warps import warps_gated, warps_rows
 from llamagraph.kernels.layouts import layout, stored_bytes, tiles_of
-from llamagraph.kernels.panels import from_panels
 from llamagraph.kernels.warp_groups import TYPES
 from llamagraph.kernels.warp_plans import WARPS, Plan, plan, shared_bytes, takes
 from llamagraph.program.launch import Buffer, StepKey, Work, dense
@@ -75,21 +71,3 @@ def test_one_launch():
     assert launch.kernel.name == "warps_rows" and launch.args[-1] == 1000
     assert launch.variant.startswith("Q6_K mma 16x8")
     assert launch.traffic(Work(n_rows=5)) == (w.n_bytes + 2 * 5 * 768, 4 * 5 * 1000)
-
-
-def test_the_reference_is_near_the_exact_product():
-    for args, constants in warps_rows.example(np.random.default_rng(0)):
-        w, x, n_rows, out, *_ = args = numpy_args(args)
-        warps_rows.reference(*args, **constants)
-        n = n_rows[0]
-        exact = from_panels(x)[:n].astype(np.float64) @ w.T.astype(np.float64)
-        assert np.linalg.norm(out[:n] - exact) < 1e-3 * np.linalg.norm(exact)
-
-
-def test_gate_and_up_come_out_in_panels():
-    args, constants = next(iter(warps_gated.example(np.random.default_rng(0))))
-    gate, up, x, _, out, *_ = args = numpy_args(args)
-    warps_gated.reference(*args, **constants)
-    rows = from_panels(x)
-    g, u = rows @ gate.T, rows @ up.T
-    assert np.allclose(from_panels(out), g / (1 + np.exp(-g)) * u, rtol=1e-2, atol=1e-2)
