@@ -25,7 +25,7 @@ __device__ __forceinline__ void product(const u8* weight, const u8* second, int 
         ceil_div(n_out, RW), 0, gridDim.x, row,
         [&](int g, int part) { return group_at<Type, UNIT, RW>(part ? second : weight, g); },
         [&] {
-            Row<!Type::FLOAT, Norm> in;
+            Row<Type, Norm> in;
             in.request(norm);
             pdl_wait();
             return in.store(row, x, norm, eps);
@@ -76,7 +76,7 @@ __device__ __forceinline__ void some_heads(Heads q, Heads k, Heads v, const floa
             return group_at<Type, UnitWeights, TileRows>(heads_of(g).weight, group_of(g));
         },
         [&] {
-            Row<!Type::FLOAT, true> in;
+            Row<Type, true> in;
             in.request(norm);
             pdl_wait();
             return in.store(row, x, norm, eps);

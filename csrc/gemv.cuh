@@ -17,20 +17,31 @@ constexpr int MOST_THREADS = 512;  // of 128 registers each, which fill a multip
 
 // ---- The row in shared memory -------------------------------------------------------------------
 
-// 32 activations as integers; the sums serve the weights' minima and offsets.
-struct __align__(16) Int8Block {
-    int4 q[2];
-    float d, d_sum;  // the scale; the scale times the sum of the integers
-    int sum0, sum1;  // of integers 0..15 and 16..31
+// What goes with 32 activations as integers: their scale, that times their sum, and the sums of
+// integers 0..15 and 16..31, which serve the weights' minima and offsets.
+struct __align__(16) Int8Scale {
+    float d, d_sum;
+    int sum0, sum1;
 };
 
-// 16 bytes of space behind every 256 integers or 32 floats: lanes that own neighbouring units of a
-// row then read from different banks.
-__device__ __forceinline__ int int8_block_at(int block) { return block * 48 + block / 8 * 16; }
+// Of 8 blocks the integers, 32 bytes each, then the scales. 16 bytes of space behind the integers
+// of 4 blocks, and behind 32 floats: lanes that own neighbouring units of a row then read from
+// different banks.
+constexpr int EIGHT_BLOCKS = 2 * 144 + 8 * sizeof(Int8Scale);
+__device__ __forceinline__ int int8_at(unsigned block) {
+    return block / 8 * EIGHT_BLOCKS + block % 8 * 32 + block % 8 / 4 * 16;
+}
+__device__ __forceinline__ int scale_at(unsigned block) {
+    return block / 8 * EIGHT_BLOCKS + 2 * 144 + block % 8 * sizeof(Int8Scale);
+}
 __device__ __forceinline__ int float_at(int k) { return k * 4 + k / 32 * 16; }
 
-// Quantises the 8 floats of a thread; four neighbouring lanes share a block. All lanes take part.
-__device__ __forceinline__ void store_int8(char* row, int k, const float (&f)[8], bool inside) {
+// Quantises a thread's fours from k and k + 8 on, side by side; four neighbouring lanes share a
+// block. All lanes take part.
+template <bool Sums>
+__device__ __forceinline__ void store_int8(char* row, int k, const float4& v, const float4& w,
+                                           bool inside) {
+    const float f[8] = {v.x, v.y, v.z, v.w, w.x, w.y, w.z, w.w};
     float amax = 0;
 #pragma unroll
     for (int j = 0; j < 8; j++) amax = fmaxf(amax, fabsf(f[j]));
@@ -45,45 +56,47 @@ __device__ __forceinline__ void store_int8(char* row, int k, const float (&f)[8]
         words[j / 4] |= (q & 0xff) << (j % 4 * 8);
         sum += q;
     }
-    const int half = sum + __shfl_xor_sync(~0u, sum, 1);
-    const int all = half + __shfl_xor_sync(~0u, half, 2);
+    int half = 0, other = 0;
+    if constexpr (Sums) {
+        half = sum + __shfl_xor_sync(~0u, sum, 1);
+        other = __shfl_xor_sync(~0u, half, 2);
+    }
     if (!inside) return;
-    char* block = row + int8_block_at(k / 32);
-    const int part = k % 32 / 8;
-    *reinterpret_cast<uint2*>(block + part * 8) = make_uint2(words[0], words[1]);
-    if (part == 0) *reinterpret_cast<float2*>(block + 32) = make_float2(d, d * all);
-    if (part % 2 == 0) *reinterpret_cast<int*>(block + 40 + part / 2 * 4) = half;
+    const int block = k / 32, part = threadIdx.x % 4;
+    *reinterpret_cast<uint2*>(row + int8_at(block) + part * 8) = make_uint2(words[0], words[1]);
+    // Each lane a member of the Int8Scale.
+    const float scale = part == 0 ? d : d * (half + other);
+    const int member = part < 2 ? __float_as_int(scale) : part == 2 ? other : half;
+    if (Sums || part == 0) *reinterpret_cast<int*>(row + scale_at(block) + part * 4) = member;
 }
 
-__device__ __forceinline__ void store_floats(char* row, int k, const float (&f)[8], bool inside) {
-    if (!inside) return;
-    float4* at = reinterpret_cast<float4*>(row + float_at(k));
-    at[0] = make_float4(f[0], f[1], f[2], f[3]);
-    at[1] = make_float4(f[4], f[5], f[6], f[7]);
-}
-
-// A row of N_IN floats on its way to shared memory, 8 a thread at a time; where `Norm` times the
-// weight of a norm. `request` comes before the kernel waits, `store` after. A thread's registers
-// hold MOST steps beside a unit of weights.
-template <bool Int8, bool Norm>
+// A row of N_IN floats on its way to shared memory, two fours a thread at a time, as weights of a
+// type meet it; where `Norm` times the weight of a norm. Warps load whole sectors and meet no bank
+// twice. `request` comes before the kernel waits, `store` after. A thread's registers hold MOST
+// steps beside a unit of weights.
+template <class Type, bool Norm>
 struct Row {
     static constexpr int STEP = THREADS * 8, STEPS = (N_IN + STEP - 1) / STEP;
-    static constexpr int MOST = Norm ? 2 : 4, AT_ONCE = STEPS < MOST ? STEPS : MOST;
-    float4 norm[Norm ? 2 * AT_ONCE : 1];
+    static constexpr int MOST = Norm ? 2 : 4, FOURS = 2 * (STEPS < MOST ? STEPS : MOST);
+    float4 norm[Norm ? FOURS : 1];
 
+    // Where a thread's four is. For integers two lanes share 16 floats, turn by turn: sectors are
+    // read whole, and four lanes still have a block.
+    static __device__ __forceinline__ int place(int four) {
+        const int t = threadIdx.x, first = four / 2 * STEP;
+        return Type::FLOAT ? first + t / 32 * 256 + four % 2 * 128 + t % 32 * 4
+                           : first + t / 2 * 16 + four % 2 * 8 + t % 2 * 4;
+    }
     // Known when compiling where no step goes beyond the row: that saves a branch a load.
     static __device__ __forceinline__ bool inside(int k) {
-        return N_IN % (AT_ONCE * STEP) == 0 || k < N_IN;
+        return N_IN % (FOURS / 2 * STEP) == 0 || k < N_IN;
     }
     __device__ __forceinline__ void request(const float* weight, int first = 0) {
         if constexpr (Norm) {
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) {
-                const int k = (first + i) * STEP + threadIdx.x * 8;
-                if (!inside(k)) continue;
-                norm[2 * i] = *reinterpret_cast<const float4*>(weight + k);
-                norm[2 * i + 1] = *reinterpret_cast<const float4*>(weight + k + 4);
-            }
+            for (int i = 0; i < FOURS; i++)
+                if (const int k = place(first + i); inside(k))
+                    norm[i] = *reinterpret_cast<const float4*>(weight + k);
         }
     }
 
@@ -95,34 +108,28 @@ struct Row {
         __shared__ float sums[WARPS];
         float squares = 0;
 #pragma unroll 1
-        for (int first = 0; first < STEPS; first += AT_ONCE) {
-            float4 v[2 * AT_ONCE];
+        for (int first = 0; first < 2 * STEPS; first += FOURS) {
+            float4 v[FOURS];
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) {
-                const int k = (first + i) * STEP + threadIdx.x * 8;
-                v[2 * i] = v[2 * i + 1] = make_float4(0, 0, 0, 0);
-                if (!inside(k)) continue;
-                v[2 * i] = load_activations(x + k);
-                v[2 * i + 1] = load_activations(x + k + 4);
+            for (int i = 0; i < FOURS; i++) {
+                const int k = place(first + i);
+                v[i] = inside(k) ? load_activations(x + k) : make_float4(0, 0, 0, 0);
             }
             if (first > 0) request(weight, first);
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) {
-                const int k = (first + i) * STEP + threadIdx.x * 8;
-                float f[8] = {v[2 * i].x,     v[2 * i].y,     v[2 * i].z,     v[2 * i].w,
-                              v[2 * i + 1].x, v[2 * i + 1].y, v[2 * i + 1].z, v[2 * i + 1].w};
+            for (int i = 0; i < FOURS; i++) {
+                const int k = place(first + i);
                 if constexpr (Norm) {
-                    const float g[8] = {
-                        norm[2 * i].x,     norm[2 * i].y,     norm[2 * i].z,     norm[2 * i].w,
-                        norm[2 * i + 1].x, norm[2 * i + 1].y, norm[2 * i + 1].z, norm[2 * i + 1].w};
-#pragma unroll
-                    for (int j = 0; j < 8; j++) {
-                        squares += f[j] * f[j];
-                        f[j] = inside(k) ? f[j] * g[j] : 0;
-                    }
+                    const float4 f = v[i], g = norm[i];
+                    squares += f.x * f.x + f.y * f.y + f.z * f.z + f.w * f.w;
+                    if (inside(k)) v[i] = make_float4(f.x * g.x, f.y * g.y, f.z * g.z, f.w * g.w);
                 }
-                if constexpr (Int8) store_int8(row, k, f, inside(k));
-                else store_floats(row, k, f, inside(k));
+                if constexpr (Type::FLOAT) {
+                    if (inside(k)) *reinterpret_cast<float4*>(row + float_at(k)) = v[i];
+                } else if (i % 2) {
+                    store_int8<Type::OFFSET != 0 || Type::MINS != 0>(row, k - 8, v[i - 1], v[i],
+                                                                     inside(k));
+                }
             }
         }
         if constexpr (Norm) return rsqrtf(block_sum(squares, sums) / N_IN + eps);
@@ -153,14 +160,19 @@ __device__ __forceinline__ float dot(const RegisterUnit<Type::BYTES>& u, const c
         }
         return (sum.x + sum.y) + (sum.z + sum.w);
     } else {
+        static_assert(8 % Blocks == 0, "a unit's scales are side by side");
+        const char* integers = row + int8_at(unit * Blocks);
+        const Int8Scale* scales =
+            reinterpret_cast<const Int8Scale*>(row + scale_at(unit * Blocks));
         float sum = 0, minima = 0;
 #pragma unroll
         for (int i = 0; i < Blocks; i++) {
             const Block b = Type::block(u, i);
-            const Int8Block x =
-                *reinterpret_cast<const Int8Block*>(row + int8_block_at(unit * Blocks + i));
-            const int q[8] = {x.q[0].x, x.q[0].y, x.q[0].z, x.q[0].w,
-                              x.q[1].x, x.q[1].y, x.q[1].z, x.q[1].w};
+            const Int8Scale x = scales[i];
+            const int4* words = reinterpret_cast<const int4*>(integers + int8_at(i));
+            const int4 first = words[0], last = words[1];
+            const int q[8] = {first.x, first.z, first.y, first.w,
+                              last.x,  last.z,  last.y,  last.w};
             int low = 0, high = 0;
 #pragma unroll
             for (int c = 0; c < 4; c++) {
@@ -205,7 +217,7 @@ __device__ __forceinline__ void for_groups(int n_groups, int first_block, int n_
     const int start = (blockIdx.x - first_block) * TEAMS + team, stride = n_blocks * TEAMS;
 
     auto lanes_of = [&](int tile) {
-        return LAST == PER_TILE || tile < N_TILES - 1 ? 32 : LAST * TileRows;
+        return LAST == PER_TILE || (N_TILES > 1 && tile < N_TILES - 1) ? 32 : LAST * TileRows;
     };
     RegisterUnit<Type::BYTES> unit;
     auto request = [&](int g, int tile) {

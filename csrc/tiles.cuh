@@ -43,9 +43,10 @@ struct RegisterUnit {
 
     // Requests all of a lane's bytes; nothing waits for them yet.
     __device__ __forceinline__ void load(const u8* tile, int lanes, int lane) {
+        const u8* own = tile + lane * 16;
 #pragma unroll
         for (int p = 0; p < PLANES; p++) {
-            const uint4 v = load_weights16(tile + (p * lanes + lane) * 16);
+            const uint4 v = load_weights16(own + p * lanes * 16);
             words[4 * p] = v.x, words[4 * p + 1] = v.y;
             words[4 * p + 2] = v.z, words[4 * p + 3] = v.w;
         }

@@ -16,7 +16,7 @@ STATIC_SHARED = 8192  # bytes that the kernels take beside the row, at most
 def row_bytes(n_in: int, dtype: str) -> int:
     """Shared memory of a row of activations, with its gaps (gemv.cuh)."""
     blocks = n_in // 32
-    return blocks * 144 if dtype in FLOATS else blocks * 48 + blocks // 8 * 16
+    return blocks * 144 if dtype in FLOATS else -(-blocks // 8) * (2 * 144 + 8 * 16)
 
 
 def fits(target: Target, weights: Sequence[Weight]) -> bool:
