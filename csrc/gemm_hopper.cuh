@@ -138,8 +138,8 @@ struct Shared {
         rows.init(1, MULTIPLIERS / 32);
         if constexpr (SPLIT > 1) {
             free.init((SPLIT - 1) * (MULTIPLIERS / 32));
-            left.init((SPLIT - 1) * (MULTIPLIERS / 32));
-            read.init(MULTIPLIERS / 32);
+            left.init(1);
+            read.init(MULTIPLIERS);
         }
         publish_barriers();
     }

@@ -99,7 +99,9 @@ struct Multiplier {
             const int slot = (from - (from > to)) * SHARE + i;
             return s.address + (slot * MULTIPLIERS + threadIdx.x - 128) * 16;
         };
-        tell_others(s.free);
+#pragma unroll
+        for (int other = 0; other < SPLIT; other++)
+            if (other != rank) s.free.arrive_warp_at(other);
         s.free.wait_for_others(s.tile % 2);
 #pragma unroll
         for (int to = 0; to < SHARES; to++)
@@ -108,9 +110,10 @@ struct Multiplier {
                 const float* own = sums[to * SHARE + i];
                 if (to != rank)
                     store_remote(place(rank, to, i), to,
-                                 make_float4(own[0], own[1], own[2], own[3]));
+                                 make_float4(own[0], own[1], own[2], own[3]), s.left);
             }
-        tell_others(s.left);
+        if (threadIdx.x == 128)
+            s.left.arrive_expecting(rank < SHARES ? (SPLIT - 1) * SHARE * MULTIPLIERS * 16 : 0);
         s.left.wait_for_others(s.tile++ % 2);
 #pragma unroll
         for (int j = 0; j < EIGHTS; j++) {
@@ -125,13 +128,7 @@ struct Multiplier {
             sums[j][0] = total.x, sums[j][1] = total.y, sums[j][2] = total.z, sums[j][3] = total.w;
         }
         fence_for_products();  // copies will write there again
-        s.read.arrive_warp();
-    }
-
-    static __device__ __forceinline__ void tell_others(Barrier barrier) {
-#pragma unroll
-        for (int rank = 0; rank < SPLIT; rank++)
-            if (rank != blockIdx.x % SPLIT) barrier.arrive_warp_at(rank);
+        s.read.arrive();
     }
 
     // Whether the results of the j-th eight rows are this block's to write.

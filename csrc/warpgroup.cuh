@@ -28,7 +28,7 @@ struct Barrier {
     __device__ __forceinline__ void arrive() const {
         asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(at) : "memory");
     }
-    // Arrives, and lets the barrier wait for so many bytes of bulk copies.
+    // Arrives, and lets the barrier wait for so many bytes that are copied or stored there.
     __device__ __forceinline__ void arrive_expecting(u32 n_bytes) const {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                      :: "r"(at), "r"(n_bytes) : "memory");
@@ -119,11 +119,15 @@ __device__ __forceinline__ void cluster_barrier() {
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Writes to the shared memory of the cluster's block `rank`, where `at` is in this one's.
-__device__ __forceinline__ void store_remote(u32 at, int rank, float4 v) {
-    asm volatile("{.reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1;"
-                 "st.shared::cluster.v4.f32 [remote], {%2, %3, %4, %5};}"
-                 :: "r"(at), "r"(rank), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+// Starts writing to the shared memory of the cluster's block `rank`, where `at` is in this one's;
+// the barrier that is there counts the 16 bytes, like those of a copy.
+__device__ __forceinline__ void store_remote(u32 at, int rank, float4 v, Barrier barrier) {
+    asm volatile("{.reg .b32 remote, barrier; mapa.shared::cluster.u32 remote, %0, %2;"
+                 "mapa.shared::cluster.u32 barrier, %1, %2;"
+                 "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
+                 "[remote], {%3, %4, %5, %6}, [barrier];}"
+                 :: "r"(at), "r"(barrier.at), "r"(rank), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+                 : "memory");
 }
 
 __device__ __forceinline__ float4 load_shared(u32 at) {
