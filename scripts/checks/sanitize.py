@@ -1,10 +1,9 @@
 """Kernels and whole steps under NVIDIA's compute-sanitizer: addresses out of bounds, shared memory
 that is read before it is written. The sanitizer must be on the path.
 
-Racecheck takes a bulk copy (cp.async.bulk) for a write of the thread that starts it, and has been
-found not to see that those who wait for the copy's barrier come after it: what it says of a write
-that meets reads in products of warp groups may be that alone (flash-attention's
-AI/RACECHECK_TMA_HAZARD.md).
+Racecheck follows the barriers that bulk copies arrive at, but neither a lane that arrives for its
+warp nor arrivals from another block of a cluster. So threads arrive each for themselves where a
+copy overwrites what they have read, and what other blocks store is counted by the barrier itself.
 
 Steps are those of small models of every type, replayed from graphs, with early starts where the GPU
 has them: prompts of many rows and of few, decode with both samplers, and attention at depth.
