@@ -12,13 +12,6 @@ constexpr int MIN_BLOCKS = DIM <= 64 ? 3 : 2;
 
 using Tile = __half[TILE][STRIDE];
 
-// Four 8 x 8 matrices of halves, transposed; lanes name rows as for load_matrices.
-__device__ __forceinline__ void load_transposed(u32 (&m)[4], const void* row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(shared_address(row))
-                 : "memory");
-}
-
 // Calls work(row, number) for each eight numbers of a tile that are the thread's.
 template <class Work>
 __device__ __forceinline__ void for_eights(Work work) {

@@ -93,6 +93,13 @@ __device__ __forceinline__ void shrink(float (&acc)[N][4], const float (&keep)[2
     for (int i = 0; i < 4 * N; i++) acc[i / 4][i % 4] *= keep[i % 4 / 2];
 }
 
+// Four 8 x 8 matrices of halves, transposed; lanes name rows as for load_matrices.
+__device__ __forceinline__ void load_transposed(u32 (&m)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(shared_address(row))
+                 : "memory");
+}
+
 // Weights of positions 16n .. 16n + 15 as the operand of a product.
 template <int N>
 __device__ __forceinline__ void operand(u32 (&p)[4], const float (&s)[N][4], int n) {

@@ -44,7 +44,7 @@ def step_key(n_rows: int, kv_len: int, logits: str, sampler: str, loop: bool = F
 
     In a `loop` a decode step repeats itself, unless its token is chosen on the host.
     """
-    depth = attention_class(kv_len) if n_rows == 1 else "short"
+    depth = attention_class(kv_len, row_bucket(n_rows))
     repeats = loop and n_rows == 1 and logits == "last" and sampler != "host"
     return StepKey(row_bucket(n_rows), logits, depth, sampler, repeats=repeats)
 

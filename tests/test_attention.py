@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from llamagraph.errors import LlamaGraphError
 from llamagraph.kernels.attend import MAX_CHUNKS, count_chunks
 from llamagraph.kernels.attention import (
+    FEW_KV,
     LONG_KV,
     AttentionShape,
     LayerKV,
@@ -100,9 +101,9 @@ def test_a_layer_with_one_norm_alone_is_not_fused():
 
 @pytest.mark.parametrize(("target", "rows", "kv", "names"), [
     ("numpy", 8, "F32", ["attention_plain"]),
-    ("sm_80", 8, "F16", ["attention_rows_split", "attention_rows_combine"]),
+    ("sm_80", 32, "F16", ["attention_rows_split", "attention_rows_combine"]),
     ("sm_80", 4096, "F16", ["attention_rows"]),
-    ("sm_90a", 8, "Q8_0", ["attention_wgmma_split", "attention_rows_combine"]),
+    ("sm_90a", 32, "Q8_0", ["attention_wgmma_split", "attention_rows_combine"]),
     ("sm_90a", 4096, "F16", ["attention_wgmma"]),
     ("sm_90a", 4096, "F32", ["attention_rows"]),
 ])
@@ -111,7 +112,27 @@ def test_the_number_of_rows_and_the_architecture_choose(target, rows, kv, names)
     assert store.kernel.name == "rope_store" and [x.kernel.name for x in attend] == names
 
 
-@pytest.mark.parametrize("rows", [2, 8, 32, 128, 512])
+@pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_90a", "sm_120"])
+@pytest.mark.parametrize("more", [(), ("attn_q_norm",), ("attn_q_norm", "attn_k_norm")])
+def test_few_rows_on_a_gpu_have_rope_and_the_cache_in_the_same_launch(target, more):
+    found = plan(target, rows=8, more=more)
+    attn = found[-2]
+    assert attn.kernel.name == "rope_attention_few" and "rope" not in labels(found)
+    assert attn.geometry.grid == (2, 2, 1)  # 4 query heads of 8 rows are 32 queries
+
+
+@pytest.mark.parametrize(("target", "rows", "depth", "kv", "dim"), [
+    ("sm_90a", 16, "short", "F16", 64), ("sm_90a", 8, "long", "F16", 64),
+    ("sm_90a", 8, "short", "Q8_0", 64), ("sm_90a", 8, "short", "F16", 80),
+    ("sm_75", 8, "short", "F16", 128), ("sm_120", 8, "short", "F16", 256),
+])
+def test_others_have_a_launch_for_rope_and_chunks_of_the_kv(target, rows, depth, kv, dim):
+    shape = AttentionShape(n_head=8, n_head_kv=2, head_dim=dim, scale=1.0)
+    found = labels(plan(target, rows, depth, shape, kv))
+    assert "rope" in found and "attn_combine" in found
+
+
+@pytest.mark.parametrize("rows", [16, 32, 128, 512])
 def test_blocks_of_rows_fill_the_machine_and_not_more(rows):
     launch = next(x for x in plan(rows=rows) if x.label == "attn")
     kv_heads, tiles, n_chunks = launch.geometry.grid
@@ -147,5 +168,10 @@ def test_heads_that_a_gpu_has_no_kernel_for_are_an_error(dim):
         )
 
 
-def test_the_depth_class_changes_once():
-    assert (attention_class(LONG_KV - 1), attention_class(LONG_KV)) == ("short", "long")
+@pytest.mark.parametrize(("rows", "limit"), [(1, LONG_KV), (8, FEW_KV)])
+def test_the_depth_class_changes_once(rows, limit):
+    assert [attention_class(limit - 1, rows), attention_class(limit, rows)] == ["short", "long"]
+
+
+def test_many_rows_are_of_one_class():
+    assert attention_class(1 << 20, 32) == "short"

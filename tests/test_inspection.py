@@ -189,7 +189,7 @@ def test_another_topology_is_another_executable(planner):
     assert not d.topology_equal and not d.changed and "another executable" in d.update
     few, chain = gpu(), gpu()
     d = compare(inspect(few, Setting(rows=2)), inspect(chain, Setting()))
-    assert "blk.0.rope" in d.only_a and "blk.0.ffn_norm" in d.only_a and not d.sent
+    assert "blk.0.attn_norm" in d.only_a and "blk.0.ffn_norm" in d.only_a and not d.sent
 
 
 def test_launches_outside_of_graphs_are_no_nodes_of_them():

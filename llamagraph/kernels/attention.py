@@ -32,12 +32,20 @@ from llamagraph.kernels.norm import norm_add, norm_heads
 from llamagraph.kernels.panels import panels
 from llamagraph.kernels.rope import store
 from llamagraph.kernels.rope_attention import rope_attention_decode, rope_attention_split
+from llamagraph.kernels.rope_attention_few import (
+    MOST_ROWS,
+    QUERIES,
+    rope_attention_few,
+    rope_attention_few_panels,
+    takes_few,
+)
 from llamagraph.kernels.step import N_COUNTERS
 from llamagraph.program.launch import Buffer
 from llamagraph.program.tape import Tape
 from llamagraph.program.target import Target
 from llamagraph.program.weights import Weights
 
+FEW_KV = 256  # below this KV length a block of few rows walks over all of it
 LONG_KV = 2048  # from this KV length on, chunks are combined by a kernel of their own
 ROWS_CHUNK = 256  # positions of a chunk at least, where several rows share it
 MOST_ROWS_CHUNKS = 32
@@ -76,9 +84,10 @@ def warps_of_block(attention: str, head_dim: int) -> int:
     return 4 if attention == "long" and head_dim > 64 else 8
 
 
-def attention_class(kv_len: int) -> str:
-    """The depth class of a StepKey."""
-    return "short" if kv_len < LONG_KV else "long"
+def attention_class(kv_len: int, rows: int = 1) -> str:
+    """The depth class of a StepKey; where there are many rows the depth is all the same."""
+    limit = LONG_KV if rows == 1 else FEW_KV
+    return "short" if rows > MOST_ROWS or kv_len < limit else "long"
 
 
 def attention_vars(target: Target, kv_len: int) -> dict[str, int]:
@@ -196,6 +205,30 @@ def _rope_attend(tape: Tape, heads: tuple[Buffer, Buffer, Buffer], w: Weights,
     return out
 
 
+def _few(tape: Tape, shape: AttentionShape, kv: LayerKV, inv_freq: Buffer) -> bool:
+    """Whether few rows have rope, the write of k and v and the attention in a launch."""
+    return tape.key.attention == "short" and takes_few(
+        tape.target, tape.key.rows, shape.head_dim, 2 * inv_freq.shape[0],
+        (kv.k.dtype, kv.v.dtype))
+
+
+def _rope_attend_few(tape: Tape, heads: tuple[Buffer, Buffer, Buffer], shape: AttentionShape,
+                     kv: LayerKV, inv_freq: Buffer, output: Weights) -> Buffer:
+    """The result is in panels if the weight `output` takes them."""
+    io, (rows, width) = tape.io, heads[0].shape
+    constants = {**_constants(shape, kv), "N_ROT": 2 * inv_freq.shape[0], "NEOX": int(shape.neox),
+                 "ROWS": rows, "QUERIES": QUERIES}
+    chosen, out = rope_attention_few(**constants), tape.scratch("attn_out", rows, width)
+    if from_panels(tape, rows, *met(output)):
+        chosen = rope_attention_few_panels(**constants, PANELS=1)
+        out = panels(tape, "attn_out", rows, width)
+    tape.launch(chosen, *heads, inv_freq, io["pos"], io["n_rows"], kv.k, kv.v, out, shape.scale,
+                shape.softcap, shape.mscale, shape.window, kv.k.shape[0], label="attn",
+                variant="rope few", stable=False,
+                reason=f"{rows} rows, with rope and the write of k and v; KV below {FEW_KV}")
+    return out
+
+
 def _check(tape: Tape, w: Weights, shape: AttentionShape) -> None:
     """LlamaGraphError where a GPU has no kernel for the heads."""
     fits = shape.head_dim % 16 == 0 and shape.head_dim <= LARGEST_HEAD
@@ -217,8 +250,11 @@ def attention(tape: Tape, hidden: Buffer, w: Weights, shape: AttentionShape, kv:
     else:
         for x, name in norms:
             norm_heads(tape, x, getattr(w, name), eps)
-        store(tape, q, k, v, inv_freq, kv.k, kv.v, neox=shape.neox, mscale=shape.mscale)
-        out = _attend(tape, q, shape, kv, w.attn_output)
+        if _few(tape, shape, kv, inv_freq):
+            out = _rope_attend_few(tape, (q, k, v), shape, kv, inv_freq, w.attn_output)
+        else:
+            store(tape, q, k, v, inv_freq, kv.k, kv.v, neox=shape.neox, mscale=shape.mscale)
+            out = _attend(tape, q, shape, kv, w.attn_output)
     if "post_attention_norm" in w:
         norm_add(tape, linear(tape, out, w.attn_output), w.post_attention_norm, hidden, eps)
     else:
