@@ -217,7 +217,9 @@ __device__ __forceinline__ void for_groups(int n_groups, int first_block, int n_
     const int start = (blockIdx.x - first_block) * TEAMS + team, stride = n_blocks * TEAMS;
 
     auto lanes_of = [&](int tile) {
-        return LAST == PER_TILE || (N_TILES > 1 && tile < N_TILES - 1) ? 32 : LAST * TileRows;
+        int lanes = LAST == PER_TILE || tile < N_TILES - 1 ? 32 : LAST * TileRows;
+        if (LAST < PER_TILE) asm("" : "+r"(lanes));  // or there would be a path for either
+        return lanes;
     };
     RegisterUnit<Type::BYTES> unit;
     auto request = [&](int g, int tile) {
