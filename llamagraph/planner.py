@@ -24,7 +24,7 @@ from llamagraph.program.tape import Tape
 from llamagraph.program.target import Target
 from llamagraph.program.weights import Weights
 
-ROW_BUCKETS = (1, 8, 32, 64, 128, 256, 512, 1024, 2048)
+ROW_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 LOGIT_ROWS = 32  # at most, where all rows' logits are wanted: they fill the scratch
 FACTORS = "rope_freqs.weight"  # no weight by itself: it goes into the rope tables
 SHIFT = StepKey(logits="none", shift=True)
