@@ -43,7 +43,8 @@ def test_every_type_has_a_tile_that_fits(target, dtype):
 
 
 @pytest.mark.parametrize(("n_out", "rows", "tile"), [
-    (4096, 2, Tile(32, 8, 8)), (4096, 8, Tile(32, 8, 8)), (4096, 32, Tile(32, 32, 8)),
+    (4096, 2, Tile(32, 8, 8)), (4096, 8, Tile(32, 8, 8)), (4096, 9, Tile(32, 16, 8)),
+    (4096, 32, Tile(32, 32, 8)),
     (28672, 512, Tile(128, 128, 8)), (4096, 512, Tile(128, 128, 8)),
     (2048, 512, Tile(64, 128, 8)), (1024, 512, Tile(64, 64, 4)), (4096, 128, Tile(64, 64, 4)),
     (28672, 128, Tile(128, 128, 8)), (64, 128, Tile(64, 64, 4)), (28672, 64, Tile(64, 64, 4)),
@@ -67,7 +68,7 @@ def test_stages_and_operands_make_the_shared_memory():
     assert shared_bytes(weight("Q4_K", 4096, 4096), TILES[0]) == 2 * 128 * (144 + 128 + 128)
     # Eight warps with two units each and 32 columns in halves, or 32 rows of 36 sums.
     assert shared_bytes(weight("Q4_K", 4096, 4096), FEW_TILES[0]) == 8 * 32 * (2 * 144 + 64)
-    assert shared_bytes(weight("Q4_0", 64, 96), FEW_TILES[2]) == 8 * 32 * 36 * 4
+    assert shared_bytes(weight("Q4_0", 64, 96), FEW_TILES[4]) == 8 * 32 * 36 * 4
     # Units of 32 columns: a stage has two of them.
     assert shared_bytes(weight("F32", 64, 96), TILES[2]) == 2 * 64 * (256 + 128 + 128)
 

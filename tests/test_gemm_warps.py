@@ -23,7 +23,7 @@ def weight(dtype: str, n_out: int, n_in: int) -> Buffer:
 @pytest.mark.parametrize("dtype", TYPES)
 def test_few_rows_have_a_plan_that_fits(dtype, target):
     device = target_named(target)
-    for rows in (8, 32):
+    for rows in (8, 16, 32):
         for n_out, n_in in ((64, 256), (1000, 1024), (2048, 2048), (4096, 14336)):
             w = weight(dtype, n_out, n_in)
             assert takes(device, w, rows)

@@ -44,7 +44,7 @@ class Tile(NamedTuple):
 
 
 # The first that fits the rows and the shared memory is taken.
-FEW_TILES = tuple(Tile(32, rows, warps) for rows in (8, FEW_ROWS) for warps in (8, 4))
+FEW_TILES = tuple(Tile(32, rows, warps) for rows in (8, 16, FEW_ROWS) for warps in (8, 4))
 TILES = (Tile(128, 128, 8), Tile(64, 128, 8), Tile(64, 64, 4))
 
 
@@ -104,8 +104,9 @@ _EXAMPLES = (  # type, layout, outputs, columns, rows, true rows, tile
     ("Q8_0", "rows8", 37, 576, 8, 7, FEW_TILES[1]),
     ("Q6_K", "rows16", 64, 2304, 8, 8, FEW_TILES[0]),
     ("F32", "rows8", 45, 96, 8, 5, FEW_TILES[1]),
-    ("Q5_0", "rows32", 70, 352, 32, 21, FEW_TILES[2]),
-    ("Q3_K", "rows16", 33, 512, 32, 32, FEW_TILES[3]),
+    ("Q4_1", "rows16", 40, 320, 16, 13, FEW_TILES[2]),
+    ("Q5_0", "rows32", 70, 352, 32, 21, FEW_TILES[4]),
+    ("Q3_K", "rows16", 33, 512, 32, 32, FEW_TILES[5]),
     ("BF16", "rows16", 130, 160, 128, 33, TILES[2]),
     ("Q4_0", "rows8", 75, 608, 128, 100, TILES[2]),
     ("F32", "rows16", 50, 1120, 128, 128, TILES[2]),
