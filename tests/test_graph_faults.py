@@ -155,7 +155,7 @@ def test_many_prompts_make_no_more_graphs_than_programs(path):
         n = (3, 30, 9, 100, 1)[i % 5]
         keys |= set(usual_keys(n, "greedy"))
         list(runner.generate([1] * n, GREEDY, 1 + i % 3))
-    assert device.made == runner.executors.made == len(runner.executors) == len(keys) == 4
+    assert device.made == runner.executors.made == len(runner.executors) == len(keys) == 5
     assert not device.closed and runner.mode == "capture"
 
 
