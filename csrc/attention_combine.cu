@@ -19,7 +19,7 @@ template <class Put>
 __device__ __forceinline__ void combine(const float* chunks, const int* n_rows, Put put) {
     __shared__ float weight[THREADS / 32][32];
     pdl_launch_dependents();
-    if (blockIdx.y >= __ldcg(n_rows)) return;  // as the last step left it
+    if (blockIdx.y >= __ldcg(n_rows)) return;  // known before the step begins
     pdl_wait();
     const size_t index = static_cast<size_t>(blockIdx.y) * N_HEAD + blockIdx.x;
     const float* from = chunks + index * (MAX_CHUNKS * (HEAD_DIM + 2));

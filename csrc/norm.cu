@@ -1,6 +1,6 @@
 // Root mean square norms: y = x / sqrt(mean(x^2) + eps) * weight, over rows of WIDTH floats or
 // heads of HEAD_DIM, both multiples of 4. References: llamagraph/kernels/norm.py. How many rows a
-// step has is as the last step left it, and known before its first kernel lets others start.
+// step has is known before its first kernel lets others start.
 #include "panels.cuh"
 
 // A row that a block's `Threads` threads hold in registers, 16 bytes at a time.

@@ -5,8 +5,8 @@
 // of their numbers.
 //
 // Only q, k and v come from this step: where its rows are and what the cache has of earlier
-// positions are as the last step left them, and a step's first kernel lets nothing start before
-// that has ended (embed.cu). So the first keys and values are on their way before this one waits.
+// positions is known before it begins, and a step's first kernel lets nothing start before the last
+// step has ended (embed.cu). So the first keys and values are on their way before this one waits.
 #include "attention_rows.cuh"
 #include "panels.cuh"
 #include "rope.cuh"

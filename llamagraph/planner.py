@@ -77,7 +77,10 @@ def usual_keys(n_prompt: int, sampler: str, most: int = ROW_BUCKETS[-1],
 
 
 def keys_of_rows(rows: Iterable[int], sampler: str, loop: bool = False) -> list[StepKey]:
-    """The programs of steps of so many rows; LlamaGraphError where no step has so many."""
+    """The programs of steps of so many rows at the start of a sequence.
+
+    LlamaGraphError where no step has so many.
+    """
     keys = []
     for n in rows:
         if not 1 <= n <= ROW_BUCKETS[-1]:

@@ -19,6 +19,7 @@ from llamagraph.kernels.attention import (
 from llamagraph.kernels.kv import cache_buffer
 from llamagraph.kernels.layouts import layout, stored_bytes
 from llamagraph.kernels.step import step_io
+from llamagraph.planner import step_key
 from llamagraph.program.launch import Buffer, StepKey, dense
 from llamagraph.program.tape import Tape
 from llamagraph.program.target import target_named
@@ -175,3 +176,8 @@ def test_the_depth_class_changes_once(rows, limit):
 
 def test_many_rows_are_of_one_class():
     assert attention_class(1 << 20, 32) == "short"
+
+
+@pytest.mark.parametrize(("n_rows", "depth"), [(1, "short"), (5, "long"), (9, "short")])
+def test_a_step_has_the_class_of_its_rows(n_rows, depth):
+    assert step_key(n_rows, FEW_KV + 50, "last", "greedy").attention == depth

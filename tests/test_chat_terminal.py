@@ -150,7 +150,7 @@ def test_ctrl_c_stops_an_answer_then_clears_a_line_then_leaves(start, path, tmp_
         t.prompt()
         t.keys("never sent")
         t.wait("never sent")
-        time.sleep(0.3)  # Python's readline hears of a signal only while it waits for a key
+        time.sleep(1.5)  # Python's readline hears of a signal only while it waits for a key
         t.keys(CTRL_C)
         t.match(">| {8}")  # a new line, or the same one emptied
         assert messages(t, tmp_path) == ["hello"]

@@ -68,10 +68,12 @@ def test_a_split_has_whole_tiles_a_cluster_at_a_time_and_room_for_the_sums():
             tiles = rows // how.tile_rows * -(-shape[0] // 128)
             assert how.split == 1 or tiles * how.split <= H200.n_sm * how.blocks
             assert how.split <= tiles_of(w).n_tiles
-            assert fits(weight_bytes([w]), how.tile_rows, how.split, how.stages)
+            assert fits(weight_bytes([w]), how.tile_rows, how.split, how.stages, 1)
     # 7 of 8 blocks send 128 outputs of 8 rows, where two stages of 8 rows and 2 x 10 KiB are.
     small = weight_bytes([weight("Q4_1", 128, 1088)])
-    assert not fits(small, 64, 8, Stages(1, 1)) and fits(small, 64, 8, Stages(2, 2))
+    assert not fits(small, 64, 8, Stages(1, 1), 1) and fits(small, 64, 8, Stages(2, 2), 1)
+    # Two blocks, of which one gets no sums: for one tile alone.
+    assert fits(small, 8, 2, Stages(2, 2), 1) and not fits(small, 8, 2, Stages(2, 2), 2)
 
 
 def test_products_are_counted():

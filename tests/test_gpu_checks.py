@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("llamagraph.devices.cuda.compiler", exc_type=ImportError)
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "scripts"))
-from checks import counters, decode_table, gpu, race, sanitize, speed
+from checks import counters, decode_table, gpu, graphs, race, sanitize, speed
 from checks.gpu import PARTS
 from checks.sources import copy_sources
 
@@ -17,6 +17,9 @@ from llamagraph.cli.report import timing_lines
 from llamagraph.devices.cpu import CpuDevice
 from llamagraph.devices.cuda.compiler import source_folder
 from llamagraph.gguf.synthetic import SyntheticFile
+from llamagraph.inspection import Setting
+from llamagraph.inspection import inspect as inspected
+from llamagraph.inspection_diff import compare
 from llamagraph.planner import Planner
 from llamagraph.program.launch import StepKey
 from llamagraph.program.target import target_named
@@ -111,3 +114,9 @@ def test_every_part_of_the_gpu_check_is_called_as_its_module_says(part):
     run = import_module(f"checks.{part.module}").run
     inspect.signature(run).bind(None, *([None] if part.takes else []))
     assert f"--{part.name}" in gpu.__doc__
+
+
+def test_one_executable_can_serve_the_row_buckets_that_are_switched():
+    planner = Planner(SyntheticFile("1b:q4_k_m"), target_named("sm_90a"), 512)
+    diff = compare(*(inspected(planner, Setting(rows=n)) for n in graphs.BUCKETS))
+    assert diff.topology_equal and not diff.same_program

@@ -67,7 +67,8 @@ device_options = grouped(
     click.option("--graph-prepare", "prepare", metavar="auto|lazy|LIST", default="auto",
                  show_default=True, callback=lambda *a: read_prepare(a[2]),
                  help="Which programs are made before the first token is computed: those that the "
-                      "prompt needs, none, or those of steps of so many rows, as in 1,8,512."),
+                      "prompt needs, none, or those of steps of so many rows at the start of "
+                      "a sequence, as in 1,8,512."),
     title="GPU and graphs",
 )
 load_options = grouped(

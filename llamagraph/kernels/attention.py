@@ -1,7 +1,8 @@
 """The attention operation: which kernels attend over the KV cache, and what comes before and after.
 
-On a GPU a step of one row is norm and products, one launch for all that its position needs and the
-attention itself, and the output product. Knows no device, no file and no model.
+On a GPU a step of one row, or of few over a short KV, is norm and products, one launch for all
+that its positions need and the attention itself, and the output product. Knows no device, no file
+and no model.
 """
 
 from dataclasses import dataclass
@@ -85,7 +86,10 @@ def warps_of_block(attention: str, head_dim: int) -> int:
 
 
 def attention_class(kv_len: int, rows: int = 1) -> str:
-    """The depth class of a StepKey; where there are many rows the depth is all the same."""
+    """The depth class of a StepKey; where there are many rows the depth is all the same.
+
+    Few rows have two classes everywhere, also where no kernel makes a difference of them.
+    """
     limit = LONG_KV if rows == 1 else FEW_KV
     return "short" if rows > MOST_ROWS or kv_len < limit else "long"
 

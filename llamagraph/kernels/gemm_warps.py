@@ -99,6 +99,7 @@ _EXAMPLES = (  # type, layout, outputs, columns, rows, true rows
     ("F16", "rows16", 333, 1216, 32, 30, Plan(32, 4, 3, 1, 3, False)),
     ("BF16", "rows16", 128, 1152, 16, 13, Plan(16, 2, 8, 1, 2, False)),
     ("IQ2_XS", "f16.rows16", 190, 1280, 8, 8, Plan(8, 3, 5, 1, 4, True)),
+    ("Q4_K", "rows16", 144, 1536, 16, 9, Plan(16, 2, 3, 1, 2, False)),
 )
 
 
@@ -143,6 +144,7 @@ _QKV_EXAMPLES = (  # type of q and k, of v, layout, outputs, columns, rows, true
     ("Q4_K", "Q6_K", "rows16", (256, 64, 64), 1280, 8, 8, Plan(8, 3, 4, 1, 2, True)),
     ("Q4_K", "Q4_K", "rows16", (300, 130, 129), 2048, 32, 20, Plan(32, 2, 4, 1, 2, False)),
     ("Q4_K", "Q6_K", "rows16", (72, 30, 31), 4096, 8, 5, Plan(8, 2, 7, 1, 2, True)),
+    ("Q4_K", "Q6_K", "rows16", (256, 64, 64), 1280, 16, 14, Plan(16, 3, 4, 1, 2, False)),
     ("Q5_0", "Q8_0", "rows8", (192, 64, 64), 896, 32, 32, Plan(32, 1, 7, 1, 1, False)),
     ("Q8_0", "Q8_0", "rows8", (192, 64, 64), 576, 8, 3, Plan(8, 2, 2, 1, 2, True)),
     ("F16", "F16", "rows16", (128, 128, 256), 1216, 8, 7, Plan(8, 4, 2, 1, 4, True)),

@@ -1,7 +1,7 @@
 """Rotary position embedding (Su et al., arXiv:2104.09864) and the write into the KV cache.
 
 The frequencies come as a table, so linear, llama3 and YaRN scaling are all one kernel. Knows no
-attention; one-row steps on a GPU do this inside it, with the same maths (`csrc/rope.cuh`).
+attention; on a GPU steps of few rows do this inside it, with the same maths (`csrc/rope.cuh`).
 """
 
 import numpy as np

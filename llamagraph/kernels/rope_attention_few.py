@@ -43,7 +43,8 @@ def _cost(work: Work, q: Buffer, *args: Any, **constants: Any) -> Traffic:
     cache_k, cache_v, window = args[5], args[6], args[-2]
     read, written = kv_traffic(work, q, cache_k, cache_v, window)
     slot = (cache_k.n_bytes + cache_v.n_bytes) // cache_k.shape[0]
-    return Traffic(read, written + work.n_rows * slot)
+    fresh = work.n_rows * 4 * (args[0].shape[1] + args[1].shape[1])
+    return Traffic(read + fresh, written + work.n_rows * slot)
 
 
 _EXAMPLES = (  # heads, KV heads, head_dim, rows, n_rows, pos, slots, n_rot, softcap, window, neox

@@ -83,9 +83,15 @@ class Plan(NamedTuple):
         return f"wgmma {TILE_OUT}x{self.tile_rows}{f' / {self.split}' if self.split > 1 else ''}"
 
 
-def fits(stage: int, tile_rows: int, split: int, stages: Stages) -> bool:
-    """Whether a block has room for the sums that the others of its cluster send it."""
+def fits(stage: int, tile_rows: int, split: int, stages: Stages, turns: int) -> bool:
+    """Whether a block has room for the sums that the others of its cluster send it.
+
+    Of several tiles in turn every block must get sums: that tells it that the others are done with
+    the tile before.
+    """
     eights = tile_rows // 8
+    if turns > 1 and split > eights:
+        return False
     if tile_rows == TILE_ROWS[0] and split > 2:  # no register is left for more
         return False
     sent = (split - 1) * 4096 * (eights // min(split, eights))  # 128 outputs of 8 rows as F32
@@ -132,9 +138,12 @@ def plan(target: Target, weights: Sequence[Weight], rows: int) -> Plan:
         stages = choose_stages(target, stage, tile_rows, blocks)
         if step is None or stages is None or tile_rows >= 2 * rows:
             continue
-        for split in (s for s in SPLITS if fits(stage, tile_rows, s, stages)):
-            time = _time(n_clusters(target, blocks, split), p, rows, split, tile_rows, step)
-            found.append((time, tile_rows, split, stages, blocks))
+        for split in SPLITS:
+            clusters = n_clusters(target, blocks, split)
+            turns = -(-rows // tile_rows * p.outputs // clusters)
+            if fits(stage, tile_rows, split, stages, turns):
+                time = _time(clusters, p, rows, split, tile_rows, step)
+                found.append((time, tile_rows, split, stages, blocks))
     _, tile_rows, split, stages, blocks = min(found)
     n_tiles = -(-rows // tile_rows) * p.outputs
     return Plan(tile_rows, split, stages, blocks, _reason(target, n_tiles, split, blocks))

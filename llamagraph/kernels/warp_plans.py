@@ -18,6 +18,8 @@ from llamagraph.program.target import Target
 OUTPUTS = 16  # of a warp
 WARPS = 16  # of a block, at most: with 128 registers a thread they fill a multiprocessor
 WARPS_OF_MANY_SUMS = 12  # where each has two weights' sums with 32 rows
+WARPS_OF_HIGH_BITS = 8  # where it has those with 16 rows, of these types, which are more to unpack:
+HIGH_BITS = ("Q5_K", "Q6_K")
 MOST_STAGES = 8
 STRIDE = 20  # floats that a row of a warp's sums takes
 TILE_ROWS = (8, 16, 32)
@@ -48,11 +50,12 @@ class Plan(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """What a plan asks of a weight: units of a row, and weights and bytes of a unit."""
+    """What a plan asks of a weight: units of a row, weights and bytes of a unit, HIGH_BITS."""
 
     n_units: int
     columns: int
     unit_bytes: int
+    high_bits: bool
 
     def steps(self, how: Plan) -> int:
         return -(-self.n_units // (how.cluster * how.split))
@@ -70,8 +73,8 @@ class Stored(NamedTuple):
 
 def _stored(weights: Sequence[Weight]) -> tuple[Stored, ...]:
     different = {w.layout + type_of(w): w for w in weights}
-    return tuple(Stored(tiles_of(w).n_units, unit_weights(w), tiles_of(w).unit_bytes)
-                 for w in different.values())
+    return tuple(Stored(tiles_of(w).n_units, unit_weights(w), tiles_of(w).unit_bytes,
+                        type_of(w) in HIGH_BITS) for w in different.values())
 
 
 def _shared_bytes(stored: Sequence[Stored], how: Plan, parts: int) -> int:
@@ -98,6 +101,8 @@ def _possible(target: Target, stored: Sequence[Stored], tile_rows: int, parts: i
     """All ways to share that a block has room for."""
     n_units = min(s.n_units for s in stored)
     warps = WARPS_OF_MANY_SUMS if parts * tile_rows > 32 else WARPS
+    if parts * tile_rows == 32 and parts > 1 and any(s.high_bits for s in stored):
+        warps = WARPS_OF_HIGH_BITS
     for cluster, teams in product((1, 2) if target.name == "sm_90a" else (1,), range(1, warps + 1)):
         splits = range(1, min(warps // teams, n_units // cluster) + 1)
         for split, whole in product(splits, (tile_rows == 8, False)):  # more rows take too long

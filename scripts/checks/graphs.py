@@ -26,7 +26,7 @@ from llamagraph.runner import Runner
 
 N_CTX = 16384
 SWITCHES = 40
-BUCKETS = (8, 32)  # whose programs have the same nodes and edges
+BUCKETS = (16, 32)  # whose programs have the same nodes and edges
 SETTINGS = {
     "decode": Setting(depth=100), "deep": Setting(depth=9000), "prompt": Setting(32, 100),
     "host": Setting(depth=100, sampler="host"), "chain": Setting(depth=100, sampler="chain"),

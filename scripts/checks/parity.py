@@ -21,7 +21,7 @@ from llamagraph.gguf.reader import GGUFFile
 from llamagraph.runner import Runner
 from llamagraph.sampling import SamplingParams
 
-DEPTHS = (1, 2, 255, 256, 257, 511, 512, 513, 4095, 4096, 4097)
+DEPTHS = (1, 2, 5, 8, 9, 16, 255, 256, 257, 511, 512, 513, 4095, 4096, 4097)
 N_CTX = 8192
 SEEDS = range(5)
 GREEDY = SamplingParams(temp=0, seed=0)
