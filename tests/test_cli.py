@@ -19,8 +19,6 @@ from tiny import tiny_model
 from llamagraph.cli import cli
 from llamagraph.errors import LlamaGraphError
 
-ENDLESS = ("--ignore-eos", "-s", "1", "--context-shift")  # an interrupt alone ends the answer
-
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
@@ -130,7 +128,7 @@ def test_another_architectures_choices_give_the_same_text(path):
 
 @pytest.mark.parametrize("mode", ["stream", "loop"])
 def test_interrupt_keeps_the_text_prints_timings_and_exits_130(path, mode):
-    running = process("-m", path, "hello", *ENDLESS, "--graph-mode", mode)
+    running = process("-m", path, "hello", "--ignore-eos", "-s", "1", "--graph-mode", mode)
     first = running.stdout.read(1)
     running.send_signal(signal.SIGINT)
     rest, err = running.communicate(timeout=60)
@@ -146,7 +144,7 @@ def test_the_answer_ends_before_the_device_is_closed(path):
               "Runner.close = lambda runner: (sys.stdin.read(), close(runner))\nmain()\n")
     running = subprocess.Popen(
         [sys.executable, "-c", script, "run", "--device", "cpu", "-m", path, "-p", "hello",
-         *ENDLESS, "--graph-mode", "loop"],
+         "--ignore-eos", "--graph-mode", "loop"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
     text = part = running.stdout.read(1)
     running.send_signal(signal.SIGINT)
