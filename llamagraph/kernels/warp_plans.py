@@ -101,7 +101,7 @@ def _possible(target: Target, stored: Sequence[Stored], tile_rows: int, parts: i
     """All ways to share that a block has room for."""
     n_units = min(s.n_units for s in stored)
     warps = WARPS_OF_MANY_SUMS if parts * tile_rows > 32 else WARPS
-    if parts * tile_rows == 32 and parts > 1 and any(s.high_bits for s in stored):
+    if (parts, tile_rows) == (2, 16) and any(s.high_bits for s in stored):
         warps = WARPS_OF_HIGH_BITS
     for cluster, teams in product((1, 2) if target.name == "sm_90a" else (1,), range(1, warps + 1)):
         splits = range(1, min(warps // teams, n_units // cluster) + 1)

@@ -13,7 +13,7 @@ from llamagraph import models
 from llamagraph.gguf.quants import QUANTS, Quant
 from llamagraph.gguf.reader import GGUFFile, Metadata
 from llamagraph.kernels import all_kernels
-from llamagraph.kernels.rope_attention_few import MOST_ROWS
+from llamagraph.kernels.attention import attention_class
 from llamagraph.planner import ROW_BUCKETS, SHIFT, Planner
 from llamagraph.program.launch import Kernel, Launch, StepKey
 from llamagraph.program.target import Target
@@ -112,7 +112,7 @@ def keys() -> Iterator[StepKey]:
     """Every step that the runner can ask for, and a shift."""
     yield SHIFT
     for rows in ROW_BUCKETS:
-        for depth in ("short", "long") if rows <= MOST_ROWS else ("short",):
+        for depth in dict.fromkeys(attention_class(kv_len, rows) for kv_len in (rows, N_CTX)):
             yield StepKey(rows, "none", depth)
             yield StepKey(rows, "all", depth)
             for sampler in ("greedy", "chain", "host"):
