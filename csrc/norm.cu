@@ -72,15 +72,17 @@ rms_norm(const float* x, const float* weight, const int* n_rows, float* out, flo
     if (blockIdx.x < __ldcg(n_rows)) write_norm<WIDTH, 256, false>(x + at, weight, out + at, eps);
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+#ifdef THREADS
+extern "C" __global__ void __launch_bounds__(THREADS)
 rms_norm_panels(const float* x, const float* weight, const int* n_rows, __half* out, float eps) {
     pdl_launch_dependents();
     if (blockIdx.x >= __ldcg(n_rows)) return;
-    norm_row<WIDTH, 256>(x + static_cast<size_t>(blockIdx.x) * WIDTH, weight, eps, [] {},
-                         [&](int, int k, float4 y) {
-                             store_in_panels(out, gridDim.x, blockIdx.x, 4 * k, y);
-                         });
+    norm_row<WIDTH, THREADS>(x + static_cast<size_t>(blockIdx.x) * WIDTH, weight, eps, [] {},
+                             [&](int, int k, float4 y) {
+                                 store_in_panels(out, gridDim.x, blockIdx.x, 4 * k, y);
+                             });
 }
+#endif
 
 extern "C" __global__ void __launch_bounds__(256)
 rms_norm_last(const float* x, const float* weight, const int* n_rows, float* out, float eps) {

@@ -16,8 +16,17 @@ def _normed(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     return x * (np.float32(1) / np.sqrt(mean + np.float32(eps))) * weight
 
 
+def threads(rows: int) -> int:
+    """Of a block that norms a row: more where few blocks leave the machine idle."""
+    return 512 if rows <= 8 else 256
+
+
 def _row_blocks(target, x: Buffer, *rest, WIDTH: int) -> Geometry:
     return Geometry((x.shape[0], 1, 1), 256)
+
+
+def _panels_geometry(target, x: Buffer, *rest, WIDTH: int, THREADS: int) -> Geometry:
+    return Geometry((x.shape[0], 1, 1), THREADS)
 
 
 def _one_block(target, *args, WIDTH: int) -> Geometry:
@@ -41,7 +50,7 @@ def _panels_example(rng):
     for (x, weight, n_rows, _, eps), constants in _example(rng):
         if x.shape[1] % COLUMNS == 0:
             out = np.empty((x.shape[1] // COLUMNS, len(x), COLUMNS), np.float16)
-            yield (x, weight, n_rows, out, eps), constants
+            yield (x, weight, n_rows, out, eps), {**constants, "THREADS": threads(len(x))}
 
 
 def _last_example(rng):
@@ -69,8 +78,9 @@ def rms_norm(x: In, weight: In, n_rows: In, out: Out, eps: float, *, WIDTH: int)
     out[:n] = _normed(x[:n], weight, eps)
 
 
-@kernel("norm.cu", geometry=_row_blocks, example=_panels_example)
-def rms_norm_panels(x: In, weight: In, n_rows: In, out: Out, eps: float, *, WIDTH: int) -> None:
+@kernel("norm.cu", geometry=_panels_geometry, example=_panels_example)
+def rms_norm_panels(x: In, weight: In, n_rows: In, out: Out, eps: float, *, WIDTH: int,
+                    THREADS: int) -> None:
     """As `rms_norm`, into panels: F16 (n_embd / 64, rows, 64)."""
     n = n_rows[0]
     out[:, :n] = in_panels(_normed(x[:n], weight, eps))
@@ -108,7 +118,8 @@ def norm(tape: Tape, x: Buffer, w: Weights, eps: float) -> Buffer:
 def norm_panels(tape: Tape, x: Buffer, w: Weights, eps: float) -> Buffer:
     """RMS norm of every row, in panels."""
     out = panels(tape, _label(w), *x.shape)
-    tape.launch(rms_norm_panels(WIDTH=x.shape[1]), x, w.weight, tape.io["n_rows"], out, eps,
+    chosen = rms_norm_panels(WIDTH=x.shape[1], THREADS=threads(x.shape[0]))
+    tape.launch(chosen, x, w.weight, tape.io["n_rows"], out, eps,
                 label=_label(w), variant="panels")
     return out
 
