@@ -29,7 +29,7 @@ LOGIT_ROWS = 32  # at most, where all rows' logits are wanted: they fill the scr
 FACTORS = "rope_freqs.weight"  # no weight by itself: it goes into the rope tables
 SHIFT = StepKey(logits="none", shift=True)
 LARGEST = (  # the steps that need most scratch; a missing tensor shows while they are planned
-    StepKey(LOGIT_ROWS, "all"), StepKey(ROW_BUCKETS[-1], "last"),
+    StepKey(LOGIT_ROWS, "all", "long"), StepKey(ROW_BUCKETS[-1], "last"),
     StepKey(1, "last", "long", "chain"), SHIFT,
 )
 

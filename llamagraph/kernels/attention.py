@@ -46,7 +46,7 @@ from llamagraph.program.tape import Tape
 from llamagraph.program.target import Target
 from llamagraph.program.weights import Weights
 
-FEW_KV = 256  # below this KV length a block of few rows walks over all of it
+FEW_KV = 192  # below this KV length a block of few rows walks over all of it
 LONG_KV = 2048  # from this KV length on, chunks are combined by a kernel of their own
 ROWS_CHUNK = 256  # positions of a chunk at least, where several rows share it
 MOST_ROWS_CHUNKS = 32

@@ -1,4 +1,4 @@
-"""Attention of up to 8 query rows with their rotation and the write into the KV cache, in a launch
+"""Attention of up to 32 query rows with their rotation and the write into the KV cache, in a launch
 (`csrc/rope_attention_few.cu`). The references are the unfused kernels'. Knows no model.
 """
 
@@ -14,15 +14,16 @@ from llamagraph.kernels.rope import rope_store
 from llamagraph.program.launch import Buffer, Geometry, In, InOut, Out, Traffic, Work, kernel
 from llamagraph.program.target import Target
 
-MOST_ROWS = 8
+MOST_ROWS = 32
 QUERIES = 16  # of a block
-WARPS, STAGES = 8, 2
-TILE = 16 * WARPS  # positions
+WARPS = 8
+TILE = 16 * WARPS  # positions of a round
 
 
 def shared_bytes(rows: int, head_dim: int, n_rot: int) -> int:
     """What a block needs of shared memory, as `Shared` has it."""
-    halves = (STAGES * TILE + QUERIES + 2 * rows) * (head_dim + 8) + QUERIES * (TILE + 8)
+    tiles = 1 if rows > 8 else 2
+    halves = (tiles * TILE + QUERIES + rows) * (head_dim + 8) + QUERIES * (TILE + 8)
     return 2 * halves + 4 * rows * n_rot + 8 * WARPS * QUERIES
 
 
@@ -57,7 +58,10 @@ _EXAMPLES = (  # heads, KV heads, head_dim, rows, n_rows, pos, slots, n_rot, sof
     (32, 8, 128, 8, 5, 300, 640, 128, 0.0, 0, 0),
     (16, 2, 64, 8, 8, 2500, 1280, 64, 0.0, 1000, 0),
     (18, 1, 64, 4, 3, 100, 128, 64, 0.0, 0, 1),
+    (32, 8, 128, 32, 17, 0, 128, 128, 0.0, 0, 1),
+    (9, 3, 64, 32, 32, 300, 640, 64, 0.0, 100, 0),
     (4, 1, 256, 8, 8, 1000, 768, 256, 50.0, 64, 1),
+    (32, 8, 128, 16, 13, 50, 640, 128, 0.0, 0, 0),
 )
 
 

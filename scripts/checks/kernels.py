@@ -24,7 +24,8 @@ from llamagraph.kernels.repack import Tiler
 from llamagraph.program.launch import Buffer, Kernel
 
 LIMIT = 1e-4  # of the normalised error
-HALF_LIMIT = 1e-3  # of outputs in half precision, and of products whose scales are rounded to it
+HALF_LIMIT = 1e-3  # of outputs in half precision, and of products of what is rounded to it
+ROUNDED = ("hopper", "warps", "rope_attention_few")  # kernels with such products
 POISON = 0xFF  # a NaN in every float type
 PRIVATE = {"partials"}  # room that a kernel uses as it likes
 BLOCKS = (1, 3, 8)  # values for a grid's variable: no bit may depend on it
@@ -119,7 +120,7 @@ def compare(example: Example, after: np.ndarray, expected: Sequence[Any]) -> tup
         wanted = by_name[param.name]
         found = after[buffer.start : buffer.stop].view(wanted.dtype).reshape(wanted.shape)
         bad, fault = difference(*(numbers(example.kernel, param.name, x) for x in (found, wanted)))
-        halves = wanted.dtype != np.float32 or example.kernel.name.startswith(("hopper", "warps"))
+        halves = wanted.dtype != np.float32 or example.kernel.name.startswith(ROUNDED)
         limit = HALF_LIMIT if halves else LIMIT
         if fault or not bad <= limit:
             faults.append(f"{param.name}: {fault or f'{bad:.1e}'}")
