@@ -6,13 +6,31 @@
 // is stored (quants.cuh), those with V_ how that of v is.
 
 #ifdef STAGES
+#if TILE_ROWS == 8
+#include "warp_columns.cuh"
+#else
 #include "gemm_warps.cuh"
+#endif
 
 #if BLOCKS > 1
 #define CLUSTER __cluster_dims__(BLOCKS, 1, 1)
 #else
 #define CLUSTER
 #endif
+
+// b and c may be none, of 0 outputs.
+template <bool Add>
+__device__ __forceinline__ void product(const Part& a, const Part& b, const Part& c,
+                                        const __half* x, const int* n_rows) {
+    const int block = blockIdx.x / BLOCKS, after_a = a.blocks(), after_b = after_a + b.blocks();
+    pdl_launch_dependents();
+    if (block < after_b) {
+        const Part part = block < after_a ? a : b;
+        product_of_part<Usual, Add>(part, block < after_a ? block : block - after_a, x, n_rows);
+    } else {
+        product_of_part<Other, Add>(c, block - after_b, x, n_rows);
+    }
+}
 
 #if defined(ACT)
 extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTER

@@ -1,28 +1,33 @@
-// Products of few rows with weights, by warps on their own: what the entries of gemm_warps.cu are
-// made of.
+// Products of 16 or 32 rows with weights, by warps on their own: what the entries of gemm_warps.cu
+// are made of.
 //
 // A block has TEAMS groups of 16 outputs; SPLIT warps share the units along a group's row, BLOCKS
 // blocks the row itself. In a step each warp multiplies one unit of its group, which it has copied
-// into shared memory itself, STAGES units ahead. The rows' columns are brought in by all: WHOLE,
-// after which no warp waits for another, or those of a step's units at a time.
+// into shared memory itself, STAGES units ahead, with the rows' columns that all have brought in.
 // A warp unpacks a piece of its unit once, for all rows. Sums are added up at the end, in the
 // order of blocks and warps. See llamagraph/kernels/gemm_warps.py.
 #pragma once
 #include "warp_units.cuh"
 
-// A weight and where its results go; `second` is multiplied beside it.
-struct Part {
-    const u8 *weight, *second;
-    void* out;
-    int n_out;
+constexpr int EIGHTS = TILE_ROWS / 8;  // groups of eight rows
+constexpr int STRIDE = 20;             // of a row of 16 sums: a warp's lanes meet different banks
+constexpr int SUMS = TILE_ROWS * STRIDE;
 
-    __device__ __forceinline__ int blocks() const { return ceil_div(n_out, 16 * TEAMS); }
+// A step of the weight S: a unit of each warp's outputs, and the rows' columns.
+template <class S>
+struct Step {
+    static constexpr int N = (S::N_UNITS + BLOCKS * SPLIT - 1) / (BLOCKS * SPLIT);
+    static constexpr int ROWS_BYTES = S::UNIT_WEIGHTS * TILE_ROWS * 2;  // of a unit's columns
+    static constexpr int STAGE_BYTES = WARPS * PARTS * S::BYTES;
+    static constexpr int ROW_STAGES = N < STAGES ? N : STAGES;
+    static constexpr int UNITS_AT = ROW_STAGES * SPLIT * ROWS_BYTES;
+    static_assert(STAGES > 1 || N == 1, "no stage is filled while it is read");
 };
 
 // sums += a unit, from its J-th 64 columns on; `rows` are the columns of the rows in shared memory.
-template <class S, int J, class O>
+template <class S, int J>
 __device__ __forceinline__ void multiply_columns(float (&sums)[PARTS][EIGHTS][4],
-                                                 const O (&operand)[PARTS],
+                                                 const Operand<typename S::Type> (&operand)[PARTS],
                                                  const WarpUnit<S::Type::BYTES> (&unit)[PARTS],
                                                  u32 rows) {
     const int lane = threadIdx.x % 32;
@@ -50,27 +55,13 @@ template <class S>
 __device__ __forceinline__ void multiply_unit(float (&sums)[PARTS][EIGHTS][4],
                                               const WarpUnit<S::Type::BYTES> (&unit)[PARTS],
                                               u32 rows) {
-    // More sums would cost more than scaling the weights does.
-    if constexpr (ScaledOperand<typename S::Type>::EXISTS && EIGHTS == 1) {
-        ScaledOperand<typename S::Type> operand[PARTS];
-        float unscaled[PARTS][EIGHTS][4] = {};
+    Operand<typename S::Type> operand[PARTS];
 #pragma unroll
-        for (int p = 0; p < PARTS; p++) operand[p].begin(unit[p]);
-        multiply_columns<S, 0>(unscaled, operand, unit, rows);
-#pragma unroll
-        for (int p = 0; p < PARTS; p++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                sums[p][0][e] += operand[p].scale[e / 2] * unscaled[p][0][e];
-    } else {
-        Operand<typename S::Type> operand[PARTS];
-#pragma unroll
-        for (int p = 0; p < PARTS; p++) operand[p].begin(unit[p]);
-        multiply_columns<S, 0>(sums, operand, unit, rows);
-    }
+    for (int p = 0; p < PARTS; p++) operand[p].begin(unit[p]);
+    multiply_columns<S, 0>(sums, operand, unit, rows);
 }
 
-// Where a block's rows come from: panels (N_IN / 64, TILE_ROWS, 64), all or a step's at a time.
+// Where a block's rows come from: panels (N_IN / 64, TILE_ROWS, 64), a step's at a time.
 template <class S>
 struct PanelRows {
     const __half* x;
@@ -88,13 +79,13 @@ struct PanelRows {
 
     // The first do not wait behind the weights, but come by way of registers.
     __device__ __forceinline__ void begin(u8* to, int first, int n) const {
-        constexpr int MOST = S::ROW_STAGES * SPLIT;
+        constexpr int MOST = Step<S>::ROW_STAGES * SPLIT;
         bring<MOST>(to, first, min(n, MOST), [](u8* to, const uint4* from) {
             *reinterpret_cast<uint4*>(to) = __ldcg(from);
         });
     }
     __device__ __forceinline__ void next(u8* to, int first, int n) const {
-        if (!WHOLE && n > 0)
+        if (n > 0)
             bring<SPLIT>(to, first, min(n, SPLIT), [](u8* to, const uint4* from) {
                 copy16(to, from);
             });
@@ -115,10 +106,10 @@ __device__ __forceinline__ void multiply_share(float (&sums)[PARTS][EIGHTS][4], 
     const size_t stored = group * S::N_UNITS * (S::TILE_OUTPUTS * S::Type::BYTES);
     const u8* weights[2] = {part.weight + stored, part.second + stored};
     const auto rows_at = [&](int step) {
-        return memory + step % S::ROW_STAGES * SPLIT * S::ROWS_BYTES;
+        return memory + step % Step<S>::ROW_STAGES * SPLIT * Step<S>::ROWS_BYTES;
     };
     const auto unit_at = [&](int step, int p) {
-        return memory + S::UNITS_AT + step % STAGES * S::STAGE_BYTES +
+        return memory + Step<S>::UNITS_AT + step % STAGES * Step<S>::STAGE_BYTES +
                (warp * PARTS + p) * S::BYTES;
     };
     const auto copy_units = [&](int step) {
@@ -138,8 +129,7 @@ __device__ __forceinline__ void multiply_share(float (&sums)[PARTS][EIGHTS][4], 
     for (int step = 0; step < n_steps; step++) {
         if (step == 0) wait_for_copies<STAGES - 1>();
         else wait_for_copies<(STAGES > 1 ? STAGES - 2 : 0)>();
-        if (step == 0 || !WHOLE) __syncthreads();
-        else __syncwarp();
+        __syncthreads();
         if (step > 0) {  // the stage before is free
             const int next = step + STAGES - 1;
             in.next(rows_at(next), first + next * SPLIT, end - first - next * SPLIT);
@@ -150,7 +140,7 @@ __device__ __forceinline__ void multiply_share(float (&sums)[PARTS][EIGHTS][4], 
 #pragma unroll
         for (int p = 0; p < PARTS; p++) unit[p] = S::copied(shared_address(unit_at(step, p)));
         multiply_unit<S>(sums, unit,
-                         shared_address(rows_at(step)) + warp % SPLIT * S::ROWS_BYTES);
+                         shared_address(rows_at(step)) + warp % SPLIT * Step<S>::ROWS_BYTES);
     }
 }
 
@@ -229,7 +219,7 @@ template <class S, bool Add>
 __device__ __forceinline__ void product_of_part(const Part& part, int block, const __half* x,
                                                 const int* n_rows) {
     float sums[PARTS][EIGHTS][4] = {};
-    const int first_out = block * (16 * TEAMS);
+    const int first_out = block * OUTPUTS;
     multiply_share<S>(sums, part, first_out, x);
     const int n = *n_rows;
     add_up(sums, [&](int row, int o, const float4* totals) {
@@ -244,18 +234,4 @@ __device__ __forceinline__ void product_of_part(const Part& part, int block, con
         put_four<Add>(out, part.n_out - o, totals[0]);
 #endif
     });
-}
-
-// b and c may be none, of 0 outputs.
-template <bool Add>
-__device__ __forceinline__ void product(const Part& a, const Part& b, const Part& c,
-                                        const __half* x, const int* n_rows) {
-    const int block = blockIdx.x / BLOCKS, after_a = a.blocks(), after_b = after_a + b.blocks();
-    pdl_launch_dependents();
-    if (block < after_b) {
-        const Part part = block < after_a ? a : b;
-        product_of_part<Usual, Add>(part, block < after_a ? block : block - after_a, x, n_rows);
-    } else {
-        product_of_part<Other, Add>(c, block - after_b, x, n_rows);
-    }
 }

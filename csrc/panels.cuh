@@ -20,3 +20,11 @@ __device__ __forceinline__ void store_in_panels(__half* panels, int rows, int ro
     pairs[(piece ^ swap) * 4] = pack_limited(v.x, v.y);
     pairs[((piece + 1) ^ swap) * 4] = pack_limited(v.z, v.w);
 }
+
+// The same with one number.
+__device__ __forceinline__ void store_in_panels(__half* panels, int rows, int row, int column,
+                                                float v) {
+    const size_t at = static_cast<size_t>(column / 64) * rows + row;
+    const int piece = column % 64 / 16 * 2 + column / 2 % 2, place = column % 16 / 4 * 2 + column % 2;
+    panels[at * 64 + (piece ^ row % 8) * 8 + place] = __ushort_as_half(pack_limited(v, v));
+}

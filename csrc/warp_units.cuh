@@ -2,7 +2,7 @@
 // gemm_warps.cuh.
 #pragma once
 #include "panels.cuh"
-#include "warp_weights.cuh"
+#include "hopper_weights.cuh"
 
 constexpr int WARPS = TEAMS * SPLIT, THREADS = 32 * WARPS;
 #ifdef ACT
@@ -10,9 +10,16 @@ constexpr int PARTS = 2;  // weights that meet in a result
 #else
 constexpr int PARTS = 1;
 #endif
-constexpr int EIGHTS = TILE_ROWS / 8;  // groups of eight rows
-constexpr int STRIDE = 20;             // of a row of 16 sums: a warp's lanes meet different banks
-constexpr int SUMS = TILE_ROWS * STRIDE;
+constexpr int OUTPUTS = 16 * TEAMS * GROUPS;  // of a block
+
+// A weight and where its results go; `second` is multiplied beside it.
+struct Part {
+    const u8 *weight, *second;
+    void* out;
+    int n_out;
+
+    __device__ __forceinline__ int blocks() const { return ceil_div(n_out, OUTPUTS); }
+};
 
 // How a weight is stored.
 template <class T, int UnitWeights, int TileRows>
@@ -20,15 +27,9 @@ struct Stored {
     using Type = T;
     static constexpr int UNIT_WEIGHTS = UnitWeights, TILE_OUTPUTS = TileRows;
     static constexpr int N_UNITS = N_IN / UnitWeights, PANELS = UnitWeights / 64;
-    static constexpr int STEPS = (N_UNITS + BLOCKS * SPLIT - 1) / (BLOCKS * SPLIT);
-    static constexpr int BYTES = 16 * T::BYTES;                      // of 16 outputs' unit
-    static constexpr int ROWS_BYTES = UnitWeights * TILE_ROWS * 2;   // of a unit's columns
-    static constexpr int STAGE_BYTES = WARPS * PARTS * BYTES;
-    static constexpr int ROW_STAGES = WHOLE || STEPS < STAGES ? STEPS : STAGES;
-    static constexpr int UNITS_AT = ROW_STAGES * SPLIT * ROWS_BYTES;
+    static constexpr int BYTES = 16 * T::BYTES;  // of 16 outputs' unit
     static_assert(Operand<T>::EXISTS, "a type that can be unpacked in registers");
     static_assert(UnitWeights % 64 == 0 && TileRows <= 16, "whole panels, whole tiles");
-    static_assert(STAGES > 1 || STEPS == 1, "no stage is filled while it is read");
 
     // Starts copying a unit of 16 outputs: tiles of TileRows lanes, one after the other. `weight` is
     // where the tiles of the lane's outputs begin: its part of the warp has half of two pieces.

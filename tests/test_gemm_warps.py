@@ -3,9 +3,9 @@
 import pytest
 
 from llamagraph.kernels.few_rows import multiply
-from llamagraph.kernels.layouts import layout, stored_bytes, tiles_of
+from llamagraph.kernels.layouts import layout, stored_bytes, tiles_of, unit_weights
 from llamagraph.kernels.warp_groups import TYPES
-from llamagraph.kernels.warp_plans import WARPS, Plan, plan, shared_bytes, takes
+from llamagraph.kernels.warp_plans import WARPS, Plan, Stored, plan, shared_bytes, takes
 from llamagraph.program.launch import Buffer, StepKey, Work, dense
 from llamagraph.program.tape import Tape
 from llamagraph.program.target import target_named
@@ -31,7 +31,8 @@ def test_few_rows_have_a_plan_that_fits(dtype, target):
                 how = plan(device, [w], rows, parts)
                 units = tiles_of(w).n_units // how.cluster
                 assert how.tile_rows == rows and how.warps <= WARPS and how.split <= units
-                assert how.stages >= 2 or how.split * how.cluster >= tiles_of(w).n_units
+                stored = Stored(units, unit_weights(w), tiles_of(w).unit_bytes)
+                assert how.stages >= 2 or stored.turns(how) * how.groups == 1
                 assert how.cluster == 1 or target == "sm_90a"
                 assert shared_bytes([w], how, parts) <= device.shared_per_block
 
@@ -46,20 +47,35 @@ def test_what_is_left_to_other_kernels(dtype, n_in, rows, target):
 
 
 def test_stages_and_sums_share_the_memory():
-    # A step of 2 x 4 warps: 4 units of 256 columns of 8 rows as halves, and 8 units of 16 outputs.
+    # A step of 2 x 4 warps: 4 units of 256 columns of 32 rows as halves, 8 units of 16 outputs.
     w = weight("Q4_K", 4096, 4096)
-    assert shared_bytes([w], Plan(8, 2, 4, 1, 3, False)) == 3 * (4 * 256 * 8 * 2 + 8 * 16 * 144)
+    assert shared_bytes([w], Plan(32, 2, 4, 1, 3)) == 3 * (4 * 256 * 32 * 2 + 8 * 16 * 144)
     # Gate and up have twice the units; another type in the launch counts if it is larger.
-    both = 3 * (4 * 256 * 8 * 2 + 16 * 16 * 144)
-    assert shared_bytes([w], Plan(8, 2, 4, 1, 3, False), parts=2) == both
+    both = 3 * (4 * 256 * 32 * 2 + 16 * 16 * 144)
+    assert shared_bytes([w], Plan(32, 2, 4, 1, 3), parts=2) == both
     larger = weight("Q6_K", 1024, 4096)
-    more = 3 * (4 * 256 * 8 * 2 + 8 * 16 * 210)
-    assert shared_bytes([w, larger], Plan(8, 2, 4, 1, 3, False)) == more
-    # Or all of a block's columns are there.
-    assert shared_bytes([w], Plan(8, 2, 4, 2, 3, True)) == 2048 * 16 + 3 * 8 * 16 * 144
+    more = 3 * (4 * 256 * 32 * 2 + 8 * 16 * 210)
+    assert shared_bytes([w, larger], Plan(32, 2, 4, 1, 3)) == more
     # A row of 16 sums takes 20 floats.
     small = weight("Q4_0", 64, 64)
-    assert shared_bytes([small], Plan(32, 4, 1, 1, 1, False)) == 4 * 32 * 20 * 4
+    assert shared_bytes([small], Plan(32, 4, 1, 1, 1)) == 4 * 32 * 20 * 4
+
+
+def test_eight_rows_are_a_warps_own():
+    # Each of 2 x 4 warps has 3 units of 16 outputs, the sums of its groups, and the rows' columns
+    # of one unit, or of two where its groups are fewer than those 3.
+    w = weight("Q4_K", 4096, 4096)
+    assert shared_bytes([w], Plan(8, 2, 4, 1, 3, 3)) == 8 * (3 * 16 * 144 + 256 * 16 + 3 * 512)
+    two = 8 * (3 * 16 * 144 + 2 * 256 * 16 + 2 * 512)
+    assert shared_bytes([w], Plan(8, 2, 4, 1, 3, 2)) == two
+    assert shared_bytes([w], Plan(8, 2, 4, 1, 3, 1), parts=2) == two
+    # A warp that has all its columns at once puts the sums there.
+    assert shared_bytes([w], Plan(8, 1, 16, 1, 2, 2)) == 16 * (2 * 16 * 144 + 256 * 16)
+    assert shared_bytes([w], Plan(8, 1, 16, 1, 2, 9)) == 16 * (2 * 16 * 144 + 9 * 512)
+    # Small units are taken together, up to 256 columns and 4096 bytes of weights.
+    assert [Stored(60, c, b).share for c, b in ((64, 128), (64, 68), (128, 136), (128, 72))] == [
+        2, 2, 1, 2]
+    assert Stored(64, 64, 64).share == 4 and Stored(9, 64, 64).share == 1
 
 
 def test_one_launch():

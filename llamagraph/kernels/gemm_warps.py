@@ -15,7 +15,7 @@ from llamagraph.kernels.activations import ACTIVATIONS
 from llamagraph.kernels.examples import random_weight
 from llamagraph.kernels.layouts import Weight, tile_constants
 from llamagraph.kernels.panels import COLUMNS, from_panels, halves, in_panels
-from llamagraph.kernels.warp_plans import OUTPUTS, Plan, shared_bytes
+from llamagraph.kernels.warp_plans import Plan, shared_bytes
 from llamagraph.program.launch import (
     Buffer,
     Geometry,
@@ -31,9 +31,9 @@ from llamagraph.program.target import Target
 
 
 def _place(weights: Sequence[Buffer], parts: int, *, TILE_ROWS: int, TEAMS: int, SPLIT: int,
-           BLOCKS: int, STAGES: int, WHOLE: int, **_) -> Geometry:
-    how = Plan(TILE_ROWS, TEAMS, SPLIT, BLOCKS, STAGES, bool(WHOLE))
-    blocks = sum(-(-w.shape[0] // (OUTPUTS * TEAMS)) for w in weights)
+           BLOCKS: int, STAGES: int, GROUPS: int, **_) -> Geometry:
+    how = Plan(TILE_ROWS, TEAMS, SPLIT, BLOCKS, STAGES, GROUPS)
+    blocks = sum(-(-w.shape[0] // how.outputs) for w in weights)
     return Geometry((blocks * BLOCKS, 1, 1), 32 * how.warps, shared_bytes(weights, how, parts))
 
 
@@ -84,22 +84,25 @@ def _qkv_flops(work: Work, q: Buffer, k: Buffer, v: Buffer, *rest, TILE_ROWS: in
 
 
 _EXAMPLES = (  # type, layout, outputs, columns, rows, true rows
-    ("Q4_K", "rows16", 128, 512, 8, 8, Plan(8, 1, 2, 1, 1, True)),
-    ("Q4_K", "rows16", 300, 1280, 8, 5, Plan(8, 2, 4, 1, 2, True)),
-    ("Q4_K", "rows8", 77, 1024, 32, 21, Plan(32, 3, 1, 1, 3, True)),
-    ("Q5_K", "rows16", 130, 1536, 32, 32, Plan(32, 1, 2, 1, 3, False)),
-    ("Q6_K", "rows16", 257, 2304, 8, 8, Plan(8, 4, 3, 1, 2, True)),
-    ("Q6_K", "rows8", 64, 512, 32, 9, Plan(32, 2, 2, 1, 1, False)),
-    ("Q8_0", "rows16", 160, 1664, 32, 29, Plan(32, 2, 5, 1, 2, False)),
-    ("Q8_0", "rows8", 200, 576, 8, 2, Plan(8, 3, 4, 1, 2, False)),
-    ("Q4_0", "rows16", 96, 2816, 8, 3, Plan(8, 1, 4, 1, 2, False)),
-    ("Q4_1", "rows16", 129, 1088, 32, 32, Plan(32, 2, 6, 1, 3, False)),
-    ("Q5_0", "rows8", 140, 896, 8, 7, Plan(8, 2, 3, 1, 3, True)),
-    ("Q5_1", "rows16", 100, 2048, 32, 32, Plan(32, 2, 4, 1, 2, False)),
-    ("F16", "rows16", 333, 1216, 32, 30, Plan(32, 4, 3, 1, 3, False)),
-    ("BF16", "rows16", 128, 1152, 16, 13, Plan(16, 2, 8, 1, 2, False)),
-    ("IQ2_XS", "f16.rows16", 190, 1280, 8, 8, Plan(8, 3, 5, 1, 4, True)),
-    ("Q4_K", "rows16", 144, 1536, 16, 9, Plan(16, 2, 3, 1, 2, False)),
+    ("Q4_K", "rows16", 128, 512, 8, 8, Plan(8, 1, 2, 1, 1)),
+    ("Q4_K", "rows16", 300, 1280, 8, 5, Plan(8, 2, 4, 1, 2, 3)),
+    ("Q4_K", "rows8", 77, 1024, 32, 21, Plan(32, 3, 1, 1, 3)),
+    ("Q5_K", "rows16", 130, 1536, 32, 32, Plan(32, 1, 2, 1, 3)),
+    ("Q6_K", "rows16", 257, 2304, 8, 8, Plan(8, 4, 3, 1, 2)),
+    ("Q6_K", "rows8", 64, 512, 32, 9, Plan(32, 2, 2, 1, 1)),
+    ("Q8_0", "rows16", 160, 1664, 32, 29, Plan(32, 2, 5, 1, 2)),
+    ("Q8_0", "rows8", 200, 576, 8, 2, Plan(8, 3, 4, 1, 2, 2)),
+    ("Q4_0", "rows16", 96, 2816, 8, 3, Plan(8, 1, 4, 1, 3, 2)),
+    ("Q4_1", "rows16", 129, 1088, 32, 32, Plan(32, 2, 6, 1, 3)),
+    ("Q5_0", "rows8", 140, 896, 8, 7, Plan(8, 2, 3, 1, 3)),
+    ("Q5_1", "rows16", 100, 2048, 32, 32, Plan(32, 2, 4, 1, 2)),
+    ("Q5_K", "rows16", 192, 2048, 8, 6, Plan(8, 1, 5, 1, 2, 4)),
+    ("Q6_K", "rows8", 192, 1536, 8, 4, Plan(8, 2, 2, 1, 4, 3)),
+    ("F16", "rows16", 333, 1216, 32, 30, Plan(32, 4, 3, 1, 3)),
+    ("F16", "rows16", 64, 1280, 8, 8, Plan(8, 1, 5, 1, 2, 2)),
+    ("BF16", "rows16", 128, 1152, 16, 13, Plan(16, 2, 8, 1, 2)),
+    ("IQ2_XS", "f16.rows16", 190, 1280, 8, 8, Plan(8, 3, 5, 1, 2)),
+    ("Q4_K", "rows16", 144, 1536, 16, 9, Plan(16, 2, 3, 1, 2)),
 )
 
 
@@ -141,13 +144,13 @@ def qkv_constants(weights: Sequence[Weight], how: Plan) -> dict[str, int | str]:
 
 
 _QKV_EXAMPLES = (  # type of q and k, of v, layout, outputs, columns, rows, true rows
-    ("Q4_K", "Q6_K", "rows16", (256, 64, 64), 1280, 8, 8, Plan(8, 3, 4, 1, 2, True)),
-    ("Q4_K", "Q4_K", "rows16", (300, 130, 129), 2048, 32, 20, Plan(32, 2, 4, 1, 2, False)),
-    ("Q4_K", "Q6_K", "rows16", (72, 30, 31), 4096, 8, 5, Plan(8, 2, 7, 1, 2, True)),
-    ("Q4_K", "Q6_K", "rows16", (256, 64, 64), 1280, 16, 14, Plan(16, 3, 4, 1, 2, False)),
-    ("Q5_0", "Q8_0", "rows8", (192, 64, 64), 896, 32, 32, Plan(32, 1, 7, 1, 1, False)),
-    ("Q8_0", "Q8_0", "rows8", (192, 64, 64), 576, 8, 3, Plan(8, 2, 2, 1, 2, True)),
-    ("F16", "F16", "rows16", (128, 128, 256), 1216, 8, 7, Plan(8, 4, 2, 1, 4, True)),
+    ("Q4_K", "Q6_K", "rows16", (256, 64, 64), 1280, 8, 8, Plan(8, 3, 4, 1, 2)),
+    ("Q4_K", "Q4_K", "rows16", (300, 130, 129), 2048, 32, 20, Plan(32, 2, 4, 1, 2)),
+    ("Q4_K", "Q6_K", "rows16", (72, 30, 31), 4096, 8, 5, Plan(8, 1, 12, 1, 3, 3)),
+    ("Q4_K", "Q6_K", "rows16", (256, 64, 64), 1280, 16, 14, Plan(16, 3, 4, 1, 2)),
+    ("Q5_0", "Q8_0", "rows8", (192, 64, 64), 896, 32, 32, Plan(32, 1, 7, 1, 1)),
+    ("Q8_0", "Q8_0", "rows8", (192, 64, 64), 576, 8, 3, Plan(8, 2, 2, 1, 2)),
+    ("F16", "F16", "rows16", (128, 128, 256), 1216, 8, 7, Plan(8, 4, 2, 1, 2, 2)),
 )
 
 
@@ -167,7 +170,7 @@ def _product(weight: np.ndarray, x: np.ndarray, n: int) -> np.ndarray:
 @kernel("gemm_warps.cu", geometry=_geometry, cost=_cost, flops=_flops, example=_example)
 def warps_rows(weight: In, x: In, n_rows: In, out: Out, n_out: int, *, TYPE: str, UNIT: int,
                RW: int, N_IN: int, TILE_ROWS: int, TEAMS: int, SPLIT: int, BLOCKS: int,
-               STAGES: int, WHOLE: int) -> None:
+               STAGES: int, GROUPS: int) -> None:
     """out = x @ weight.T. weight: (n_out, n_in) in tiles; x: F16 (n_in / 64, rows, 64) in panels;
     out: (rows, n_out)."""
     n = n_rows[0]
@@ -177,7 +180,7 @@ def warps_rows(weight: In, x: In, n_rows: In, out: Out, n_out: int, *, TYPE: str
 @kernel("gemm_warps.cu", geometry=_geometry, cost=_cost, flops=_flops, example=_add_example)
 def warps_add(weight: In, x: In, n_rows: In, hidden: InOut, n_out: int, *, TYPE: str, UNIT: int,
               RW: int, N_IN: int, TILE_ROWS: int, TEAMS: int, SPLIT: int, BLOCKS: int,
-              STAGES: int, WHOLE: int, ADD: int) -> None:
+              STAGES: int, GROUPS: int, ADD: int) -> None:
     """hidden += x @ weight.T, shapes as in `warps_rows`."""
     n = n_rows[0]
     hidden[:n] += _product(weight, x, n)
@@ -187,7 +190,7 @@ def warps_add(weight: In, x: In, n_rows: In, hidden: InOut, n_out: int, *, TYPE:
         example=_gated_example)
 def warps_gated(ffn_gate: In, ffn_up: In, x: In, n_rows: In, out: Out, n_out: int, *, TYPE: str,
                 UNIT: int, RW: int, N_IN: int, TILE_ROWS: int, TEAMS: int, SPLIT: int,
-                BLOCKS: int, STAGES: int, WHOLE: int, ACT: str) -> None:
+                BLOCKS: int, STAGES: int, GROUPS: int, ACT: str) -> None:
     """out = act(x @ ffn_gate.T) * (x @ ffn_up.T), in panels: F16 (n_out / 64, rows, 64)."""
     n = n_rows[0]
     out[:, :n] = in_panels(ACTIVATIONS[ACT](_product(ffn_gate, x, n)) * _product(ffn_up, x, n))
@@ -198,7 +201,7 @@ def warps_gated(ffn_gate: In, ffn_up: In, x: In, n_rows: In, out: Out, n_out: in
 def warps_qkv(attn_q: In, attn_k: In, attn_v: In, x: In, n_rows: In, q: Out, k: Out, v: Out,
               n_q: int, n_k: int, n_v: int, *, TYPE: str, UNIT: int, RW: int, V_TYPE: str,
               V_UNIT: int, V_RW: int, N_IN: int, TILE_ROWS: int, TEAMS: int, SPLIT: int,
-              BLOCKS: int, STAGES: int, WHOLE: int) -> None:
+              BLOCKS: int, STAGES: int, GROUPS: int) -> None:
     """q, k, v = x @ their weights.T, each (rows, its heads * head_dim)."""
     n = n_rows[0]
     for out, weight in ((q, attn_q), (k, attn_k), (v, attn_v)):
