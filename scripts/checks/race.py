@@ -1,10 +1,10 @@
 """Whether every kernel waits for the one before it, and whether this check would see it if not.
 
-The kernels of a decode step start before their predecessors have finished (programmatic dependent
-launch) and wait inside. The same tokens are generated again and again: all that they leave behind
-must be what plain launches, which start one after the other, have left. Then each kernel in turn
-is compiled with its wait taken out, and the same comparison must fail; where the kernel before it
-happens to be done in time, that one is delayed behind its own wait.
+A step's kernels start before their predecessors have finished (programmatic dependent launch) and
+wait inside. The same tokens are generated, or read as prompts, again and again: all that they leave
+behind must be what plain launches, which start one after the other, have left. Then each kernel in
+turn is compiled with its wait taken out, and the same comparison must fail; where the kernel before
+it happens to be done in time, that one is delayed behind its own wait.
 """
 
 import hashlib
@@ -25,9 +25,9 @@ from llamagraph.devices.cuda.compiler import Unit
 from llamagraph.devices.cuda.device import CudaDevice, target_of
 from llamagraph.errors import DeviceError
 from llamagraph.gguf.synthetic import SyntheticFile
-from llamagraph.kernels.attention import LONG_KV, attention_class
-from llamagraph.planner import Planner
-from llamagraph.program.launch import Buffer, Launch, StepKey
+from llamagraph.kernels.attention import LONG_KV
+from llamagraph.planner import Planner, step_key
+from llamagraph.program.launch import Buffer, Launch
 from llamagraph.program.target import Target
 from llamagraph.runner import Runner
 from llamagraph.sampling import SamplingParams
@@ -40,20 +40,31 @@ DELAY = 400_000  # cycles a token, shared among the kernels that are delayed
 
 
 class Setting(NamedTuple):
-    """How the tokens are generated. A graph's first kernel follows all of the graph before it, so
-    only the stream can show that it waits."""
+    """How the tokens are generated, or read in prompts of so many rows. A graph's first kernel
+    follows all of the graph before it, so only the stream can show that it waits."""
 
     mode: str = "capture"
     sampler: str = "greedy"
     depth: int = 16
+    rows: int = 1
+    model: str = MODEL
 
 
 USUAL, CHAIN, LONG = Setting(), Setting(sampler="chain"), Setting(depth=LONG_KV + 100)
+WIDE = Setting(model="1b:q4_k_m")  # where attention lets others start before it waits itself
+FEW, MANY = Setting(rows=8), Setting(rows=64)
 WITHOUT = (  # kernels that lose their wait, in a setting that has them
     ("embed_rows", Setting("stream")), ("gemv_norm_qkv", USUAL), ("rope_attention_decode", USUAL),
     ("gemv_add", USUAL), ("gemv_norm_gated", USUAL), ("gemv_norm", USUAL),
     ("choose_greedy", USUAL), ("choose_chain", CHAIN), ("rope_attention_split", LONG),
     ("attention_combine", LONG),
+    *((name, WIDE) for name in ("gemv_norm_qkv", "rope_attention_decode", "gemv_add")),
+    *((name, FEW) for name in (
+        "rms_norm_panels", "warps_qkv", "rope_attention_few_panels", "warps_add", "warps_gated",
+        "rms_norm_last", "gemv")),
+    *((name, MANY) for name in (
+        "hopper_qkv", "rope_store", "attention_wgmma_split", "attention_rows_combine_panels",
+        "hopper_add", "hopper_gated")),
 )
 
 
@@ -64,13 +75,13 @@ def late(n_launches: int) -> str:
 
 
 def open_runner(device: CudaDevice, setting: Setting) -> Runner:
-    return Runner(SyntheticFile(MODEL), device, setting.mode, N_CTX)
+    return Runner(SyntheticFile(setting.model), device, setting.mode, N_CTX)
 
 
 def launches(target: Target, setting: Setting) -> tuple[Launch, ...]:
-    """Of a decode step."""
-    key = StepKey(attention=attention_class(setting.depth + 1), sampler=setting.sampler)
-    return Planner(SyntheticFile(MODEL), target, N_CTX).plan(key).launches
+    """Of the first step."""
+    key = step_key(setting.rows, setting.depth + setting.rows, "last", setting.sampler)
+    return Planner(SyntheticFile(setting.model), target, N_CTX).plan(key).launches
 
 
 def first_rows(buffer: Buffer, n: int) -> Buffer:
@@ -79,12 +90,15 @@ def first_rows(buffer: Buffer, n: int) -> Buffer:
 
 
 def left_behind(runner: Runner, setting: Setting) -> str:
-    """A digest of the tokens, the KV cache and the last logits, N_TOKENS steps on."""
+    """A digest of the tokens, the KV cache and the last logits, N_TOKENS on."""
     runner.reset()
     PARAMS.write(runner.device.memory, runner.io)
     runner.prefill(random_tokens(runner, setting.depth), setting.sampler)
-    for _ in range(N_TOKENS):
-        executor = runner.step(1, "last", setting.sampler)
+    for i in range(N_TOKENS // setting.rows):
+        if setting.rows == 1:
+            executor = runner.step(1, "last", setting.sampler)
+        else:
+            executor = runner.prefill(random_tokens(runner, setting.rows, i), setting.sampler)
     digest = hashlib.blake2b(runner.read_logits(executor).tobytes())
     for buffer in (runner.io["tokens"], *(b for kv in runner.kv.layers for b in (kv.k, kv.v))):
         digest.update(runner.device.memory.read(first_rows(buffer, runner.n_past)).tobytes())
