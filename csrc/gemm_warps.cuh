@@ -123,7 +123,7 @@ __device__ __forceinline__ void multiply_share(float (&sums)[PARTS][EIGHTS][4], 
 #pragma unroll 1
     for (int step = 0; step < STAGES; step++) copy_units(step);
     const PanelRows<S> in = {x};
-    pdl_wait();
+    wait_and_begin();
     in.begin(memory, first, end - first);
 #pragma unroll 1
     for (int step = 0; step < n_steps; step++) {
@@ -160,11 +160,18 @@ __device__ __forceinline__ float4 load_sums(u32 at, int rank) {
 }
 
 // Adds up the sums of a group's warps, and of the cluster's blocks, of which each does some:
-// `put(row, o, totals)` gets four outputs from o on.
-template <class Put>
-__device__ __forceinline__ void add_up(const float (&sums)[PARTS][EIGHTS][4], Put put) {
+// `put(row, o, totals, old)` is for four outputs from o on; old is from `get(row, o)`, which does
+// not wait for them.
+template <class Get, class Put>
+__device__ __forceinline__ void add_up(const float (&sums)[PARTS][EIGHTS][4], Get get, Put put) {
     extern __shared__ uint4 shared[];
+    constexpr int SHARE = TEAMS * TILE_ROWS * 4 / BLOCKS;
     const int lane = threadIdx.x % 32, rank = blockIdx.x % BLOCKS;
+    const auto output = [](int i) { return i / 4 % TEAMS * 16 + i % 4 * 4; };
+    const auto row_of = [](int i) { return i / (4 * TEAMS); };
+    const int begin = rank * SHARE + threadIdx.x, end = (rank + 1) * SHARE;
+    float4 old = {};
+    if (begin < end) old = get(row_of(begin), output(begin));
     const auto place = [](int warp, int p) { return (warp * PARTS + p) * SUMS; };
     float* own = reinterpret_cast<float*>(shared) + place(threadIdx.x / 32, 0);
     __syncthreads();  // no stage is read any more
@@ -178,10 +185,10 @@ __device__ __forceinline__ void add_up(const float (&sums)[PARTS][EIGHTS][4], Pu
                     sums[p][r][e];
     if constexpr (BLOCKS > 1) cluster_barrier();
     else __syncthreads();
-    constexpr int SHARE = TEAMS * TILE_ROWS * 4 / BLOCKS;
     const u32 first = shared_address(shared);
-    for (int i = rank * SHARE + threadIdx.x; i < (rank + 1) * SHARE; i += THREADS) {
-        const int quad = i % 4, team = i / 4 % TEAMS, row = i / (4 * TEAMS);
+    for (int i = begin; i < end; i += THREADS) {
+        const int quad = i % 4, team = i / 4 % TEAMS, row = row_of(i);
+        if (i >= begin + THREADS) old = get(row, output(i));
         float4 totals[PARTS] = {};
 #pragma unroll
         for (int block = 0; block < BLOCKS; block++)
@@ -194,44 +201,53 @@ __device__ __forceinline__ void add_up(const float (&sums)[PARTS][EIGHTS][4], Pu
                     totals[p].x += v.x, totals[p].y += v.y;
                     totals[p].z += v.z, totals[p].w += v.w;
                 }
-        put(row, team * 16 + quad * 4, totals);
+        put(row, output(i), totals, old);
     }
     if constexpr (BLOCKS > 1) cluster_barrier();  // others may still read this block's sums
 }
 
-// Writes four results from `out` on, of which `n` exist.
-template <bool Add>
-__device__ __forceinline__ void put_four(float* out, int n, const float4& v) {
-    if (n >= 4 && reinterpret_cast<size_t>(out) % 16 == 0) {
-        float4 sum = v;
-        if constexpr (Add) {
-            const float4 old = load_activations(out);
-            sum.x += old.x, sum.y += old.y, sum.z += old.z, sum.w += old.w;
-        }
-        *reinterpret_cast<float4*>(out) = sum;
-    } else {
-        const float all[4] = {v.x, v.y, v.z, v.w};
-        for (int i = 0; i < min(n, 4); i++) put<Add>(out + i, all[i]);
+// Four numbers from `p` on, of which `n` exist.
+__device__ __forceinline__ bool whole(const float* p, int n) {
+    return n >= 4 && reinterpret_cast<size_t>(p) % 16 == 0;
+}
+__device__ __forceinline__ float4 get_four(const float* p, int n) {
+    if (whole(p, n)) return load_activations(p);
+    float all[4] = {};
+    for (int i = 0; i < min(n, 4); i++) all[i] = __ldcg(p + i);
+    return make_float4(all[0], all[1], all[2], all[3]);
+}
+__device__ __forceinline__ void put_four(float* p, int n, const float4& v) {
+    if (whole(p, n)) {
+        *reinterpret_cast<float4*>(p) = v;
+        return;
     }
+    const float all[4] = {v.x, v.y, v.z, v.w};
+    for (int i = 0; i < min(n, 4); i++) p[i] = all[i];
 }
 
 template <class S, bool Add>
 __device__ __forceinline__ void product_of_part(const Part& part, int block, const __half* x,
                                                 const int* n_rows) {
     float sums[PARTS][EIGHTS][4] = {};
-    const int first_out = block * OUTPUTS;
+    const int first_out = block * OUTPUTS, n = __ldcg(n_rows);  // see norm.cu
     multiply_share<S>(sums, part, first_out, x);
-    const int n = *n_rows;
-    add_up(sums, [&](int row, int o, const float4* totals) {
+    float* out = static_cast<float*>(part.out);
+    const auto at = [&](int row, int o) { return out + static_cast<size_t>(row) * part.n_out + o; };
+    const auto get = [&](int row, int o) {
+        o += first_out;
+        return Add && row < n && o < part.n_out ? get_four(at(row, o), part.n_out - o) : float4{};
+    };
+    add_up(sums, get, [&](int row, int o, const float4* totals, const float4& old) {
         o += first_out;
         if (row >= n || o >= part.n_out) return;
+        const float4 v = totals[0];
 #ifdef ACT
-        const float4 g = totals[0], u = totals[1];
+        const float4 u = totals[1];
         store_in_panels(static_cast<__half*>(part.out), TILE_ROWS, row, o,
-                        make_float4(ACT(g.x) * u.x, ACT(g.y) * u.y, ACT(g.z) * u.z, ACT(g.w) * u.w));
+                        make_float4(ACT(v.x) * u.x, ACT(v.y) * u.y, ACT(v.z) * u.z, ACT(v.w) * u.w));
 #else
-        float* out = static_cast<float*>(part.out) + static_cast<size_t>(row) * part.n_out + o;
-        put_four<Add>(out, part.n_out - o, totals[0]);
+        put_four(at(row, o), part.n_out - o,
+                 make_float4(old.x + v.x, old.y + v.y, old.z + v.z, old.w + v.w));
 #endif
     });
 }

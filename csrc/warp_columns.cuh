@@ -7,89 +7,7 @@
 // waits for another until the sums are added up, in the order of warps.
 // See llamagraph/kernels/gemm_warps.py.
 #pragma once
-#include "warp_blocks.cuh"
-#include "warp_units.cuh"
-
-constexpr int EACH = GROUPS * PARTS;  // groups of 16 outputs that meet a warp's columns
-constexpr int GROUP_SUMS = 16 * TILE_ROWS;
-
-// What a warp does at a time, of the weight S: units' columns of one group.
-template <class S>
-struct Share {
-    static constexpr bool fit(int n) {
-        return S::N_UNITS % n == 0 && n * S::UNIT_WEIGHTS <= 256 && n * S::BYTES <= 4096;
-    }
-    static constexpr int UNITS = fit(4) ? 4 : fit(2) ? 2 : 1;
-    static constexpr int N_SHARES = S::N_UNITS / UNITS, PANELS = UNITS * S::PANELS;
-    static constexpr int BYTES = UNITS * S::BYTES, ROWS_BYTES = PANELS * TILE_ROWS * 128;
-    static constexpr bool ONE = SPLIT == N_SHARES;
-    static constexpr int ROW_STAGES = ONE ? 1 : (STAGES + EACH - 1) / EACH;
-    static constexpr int ROWS_AT = STAGES * BYTES;
-    // Before there are sums a warp has all its columns, if those are but one share's.
-    static constexpr int ALL_ROWS = ROW_STAGES * ROWS_BYTES, ALL_SUMS = EACH * GROUP_SUMS * 4;
-    static constexpr int SUMS_AT = ONE ? ROWS_AT : ROWS_AT + ALL_ROWS;
-    static constexpr int END = SUMS_AT + ALL_SUMS;
-    static constexpr int WARP_BYTES = END > ROWS_AT + ALL_ROWS ? END : ROWS_AT + ALL_ROWS;
-    static_assert(SPLIT <= N_SHARES && BLOCKS == 1, "every warp has columns");
-};
-
-// The rows' numbers in columns that are a warp's own: b[j] of 64 columns, two words for each 16.
-template <class S>
-struct Columns {
-    using Operand = BlockOperand<typename S::Type>;
-    u32 b[Share<S>::PANELS][8];
-    u32 means[2];  // of each 16 columns, as an operand has them
-
-    __device__ __forceinline__ void load(u32 rows) {
-        const int lane = threadIdx.x % 32;
-#pragma unroll
-        for (int j = 0; j < Share<S>::PANELS; j++)
-#pragma unroll
-            for (int half = 0; half < 8; half += 4) {
-                u32 m[4];
-                load_matrices(m, rows + (j * 8 + lane % 8) * 128 +
-                                     ((half + lane / 8) ^ lane % 8) * 16);
-#pragma unroll
-                for (int i = 0; i < 4; i++) b[j][half + i] = m[i];
-            }
-        if constexpr (Operand::EXISTS) {
-            find_means();
-            spread();
-        }
-    }
-
-  private:
-    // All rows of a product with 1 / 16 are means; lane 4g + t keeps the g-th and the g + 8th.
-    __device__ __forceinline__ void find_means() {
-        constexpr u32 SHARE = 0x2c00 * BOTH;
-        const u32 shares[4] = {SHARE, SHARE, SHARE, SHARE};
-        float kept[2][2];
-#pragma unroll
-        for (int c = 0; c < 4 * S::PANELS; c++) {
-            float mean[4] = {};
-            multiply(mean, shares, b[c / 4][c % 4 * 2], b[c / 4][c % 4 * 2 + 1]);
-            if (threadIdx.x % 32 / 4 == c % 8) kept[c / 8][0] = mean[0], kept[c / 8][1] = mean[1];
-        }
-#pragma unroll
-        for (int i = 0; i < 2; i++) means[i] = transposed(pack(kept[i][0], kept[i][1]));
-    }
-    // From columns 4t and 4t + 1, 4t + 2 and 4t + 3 to 4t and 4t + 2, 4t + 1 and 4t + 3.
-    __device__ __forceinline__ void spread() {
-#pragma unroll
-        for (int j = 0; j < Share<S>::PANELS; j++)
-#pragma unroll
-            for (int i = 0; i < 8; i += 2) {
-                const u32 first = b[j][i], second = b[j][i + 1];
-                b[j][i] = __byte_perm(first, second, 0x5410);
-                b[j][i + 1] = __byte_perm(first, second, 0x7632);
-            }
-    }
-    static __device__ __forceinline__ u32 transposed(u32 matrix) {
-        u32 m;
-        asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(m) : "r"(matrix));
-        return m;
-    }
-};
+#include "warp_shares.cuh"
 
 // sums += the products of a unit from its J-th 64 columns on, with those of the rows from b[J] on.
 template <class S, int J>
@@ -169,10 +87,11 @@ __device__ __forceinline__ void keep(float* sums, const float (&result)[4], bool
     }
 }
 
-// All that a warp does, for the team's outputs from first_out on; `memory` is its own.
+// All that a warp does, for the team's outputs from first_out on; `memory` is its own. Returns how
+// many rows there are.
 template <class S>
-__device__ __forceinline__ void multiply_all(u8* memory, const Part& part, int first_out,
-                                             const __half* x) {
+__device__ __forceinline__ int multiply_all(u8* memory, const Part& part, int first_out,
+                                            const __half* x, const int* n_rows) {
     using H = Share<S>;
     constexpr int PIECES = H::ROWS_BYTES / 16;
     const int lane = threadIdx.x % 32, first = threadIdx.x / 32 % SPLIT;
@@ -203,7 +122,8 @@ __device__ __forceinline__ void multiply_all(u8* memory, const Part& part, int f
     constexpr int EARLY = STAGES < EACH ? STAGES : EACH;  // stages without rows
 #pragma unroll 1
     for (int i = 0; i < EARLY; i++) copy_next(memory + i * H::BYTES);
-    pdl_wait();
+    const int n = __ldcg(n_rows);  // see norm.cu
+    wait_and_begin();
     uint4 own[PIECES / 32];  // do not wait behind the weights, but come by way of registers
 #pragma unroll
     for (int i = 0; i < PIECES; i += 32) own[i / 32] = __ldcg(rows + first * PIECES + i);
@@ -235,13 +155,20 @@ __device__ __forceinline__ void multiply_all(u8* memory, const Part& part, int f
             weights = weights + H::BYTES == memory + H::ROWS_AT ? memory : weights + H::BYTES;
         }
     }
+    return n;
 }
 
-// Adds up the sums of a team's warps: `put(row, o, totals)` gets four rows of an output o.
-template <class S, class Put>
-__device__ __forceinline__ void add_up(const u8* memory, Put put) {
+// Adds up the sums of a team's warps: `put(row, o, totals, old)` is for four rows of an output o;
+// old is from `get(row, o)`, which does not wait for them.
+template <class S, class Get, class Put>
+__device__ __forceinline__ void add_up(const u8* memory, Get get, Put put) {
+    constexpr int N = TEAMS * GROUPS * 32;
+    const int own = threadIdx.x;
+    float4 old = {};
+    if (own < N) old = get(own % 2 * 4, own / 2);
     __syncthreads();
-    for (int i = threadIdx.x; i < TEAMS * GROUPS * 32; i += THREADS) {
+    for (int i = own; i < N; i += THREADS) {
+        if (i >= THREADS) old = get(i % 2 * 4, i / 2);
         const int group = i / 32, first = group / GROUPS * SPLIT;
         const u8* sums = memory + first * Share<S>::WARP_BYTES + Share<S>::SUMS_AT +
                          (group % GROUPS * PARTS * 32 + i % 32) * 16;
@@ -254,7 +181,7 @@ __device__ __forceinline__ void add_up(const u8* memory, Put put) {
                     sums + k * Share<S>::WARP_BYTES + p * GROUP_SUMS * 4);
                 totals[p].x += v.x, totals[p].y += v.y, totals[p].z += v.z, totals[p].w += v.w;
             }
-        put(i % 2 * 4, i / 2, totals);
+        put(i % 2 * 4, i / 2, totals, old);
     }
 }
 
@@ -264,29 +191,34 @@ __device__ __forceinline__ void product_of_part(const Part& part, int block, con
     extern __shared__ uint4 shared[];
     u8* memory = reinterpret_cast<u8*>(shared);
     const int warp = threadIdx.x / 32, first_out = block * OUTPUTS;
-    multiply_all<S>(memory + warp * Share<S>::WARP_BYTES, part,
-                    first_out + warp / SPLIT * GROUPS * 16, x);
-    const int n = *n_rows;
-    add_up<S>(memory, [&](int row, int o, const float4* totals) {
-        o += first_out;
-        if (o >= part.n_out) return;
+    const int n = multiply_all<S>(memory + warp * Share<S>::WARP_BYTES, part,
+                                  first_out + warp / SPLIT * GROUPS * 16, x, n_rows);
+    float* out = static_cast<float*>(part.out) + first_out;
+    const auto exists = [&](int row, int o) { return row < n && first_out + o < part.n_out; };
+    const auto get = [&](int row, int o) {
+        float old[4] = {};
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (Add && exists(row + i, o)) old[i] = __ldcg(out + (row + i) * part.n_out + o);
+        return make_float4(old[0], old[1], old[2], old[3]);
+    };
+    add_up<S>(memory, get, [&](int row, int o, const float4* totals, const float4& old) {
         const float4 v = totals[0];
-        const float all[4] = {v.x, v.y, v.z, v.w};
 #ifdef ACT
         const float4 u = totals[1];
-        const float ups[4] = {u.x, u.y, u.z, u.w};
+        const float all[4] = {ACT(v.x) * u.x, ACT(v.y) * u.y, ACT(v.z) * u.z, ACT(v.w) * u.w};
+#else
+        const float all[4] = {old.x + v.x, old.y + v.y, old.z + v.z, old.w + v.w};
 #endif
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (row + i >= n) return;
+        for (int i = 0; i < 4; i++)
+            if (exists(row + i, o)) {
 #ifdef ACT
-            store_in_panels(static_cast<__half*>(part.out), TILE_ROWS, row + i, o,
-                            ACT(all[i]) * ups[i]);
+                store_in_panels(static_cast<__half*>(part.out), TILE_ROWS, row + i, first_out + o,
+                                all[i]);
 #else
-            float* out =
-                static_cast<float*>(part.out) + static_cast<size_t>(row + i) * part.n_out + o;
-            *out = Add ? __ldcg(out) + all[i] : all[i];
+                out[(row + i) * part.n_out + o] = all[i];
 #endif
-        }
+            }
     });
 }
