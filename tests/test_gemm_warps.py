@@ -5,7 +5,15 @@ import pytest
 from llamagraph.kernels.few_rows import multiply
 from llamagraph.kernels.layouts import layout, stored_bytes, tiles_of, unit_weights
 from llamagraph.kernels.warp_groups import TYPES
-from llamagraph.kernels.warp_plans import WARPS, Plan, Stored, plan, shared_bytes, takes
+from llamagraph.kernels.warp_plans import (
+    WARPS,
+    WARPS_BESIDE,
+    Plan,
+    Stored,
+    plan,
+    shared_bytes,
+    takes,
+)
 from llamagraph.program.launch import Buffer, StepKey, Work, dense
 from llamagraph.program.tape import Tape
 from llamagraph.program.target import target_named
@@ -77,6 +85,12 @@ def test_eight_rows_are_a_warps_own():
             for sizes in ((64, 128), (64, 68), (128, 136), (128, 72))] == [
         2, 2, 1, 2]
     assert Stored(64, 64, 64, False).share == 4 and Stored(9, 64, 64, False).share == 1
+
+
+def test_a_block_fits_beside_the_one_before_where_it_would_wait():
+    # 128 blocks of 132 multiprocessors, and 36.
+    assert plan(H200, [weight("Q4_K", 4096, 4096)], 8).warps <= WARPS_BESIDE
+    assert plan(H200, [weight("Q8_0", 576, 1536)], 8).warps > WARPS_BESIDE
 
 
 def test_one_launch():

@@ -124,6 +124,12 @@ def _with_stages(target: Target, stored: Sequence[Stored], how: Plan, parts: int
             return
 
 
+def _ahead(stored: Stored, how: Plan, parts: int) -> int:
+    """Stages of eight rows that suffice: the first columns' weights, and those that come next."""
+    stage = stored.share * stored.unit_bytes * OUTPUTS * how.warps
+    return min(max(2, UNDER_WAY // stage), max(3, how.groups * parts + 1), MOST_STAGES)
+
+
 def _possible(target: Target, stored: Sequence[Stored], tile_rows: int, parts: int
               ) -> Iterator[Plan]:
     """All ways to share that a block has room for."""
@@ -132,9 +138,7 @@ def _possible(target: Target, stored: Sequence[Stored], tile_rows: int, parts: i
         for teams, groups in product(range(1, WARPS + 1), range(1, MOST_GROUPS // parts + 1)):
             for split in range(1, min(WARPS // teams, n_shares) + 1):
                 how = Plan(EIGHT, teams, split, 1, 1, groups)
-                stage = max(s.share * s.unit_bytes for s in stored) * OUTPUTS * how.warps
-                most = min(max(2, UNDER_WAY // stage), MOST_STAGES)
-                yield from _with_stages(target, stored, how, parts, most)
+                yield from _with_stages(target, stored, how, parts, _ahead(stored[0], how, parts))
         return
     n_units = min(s.n_units for s in stored)
     warps = WARPS_OF_MANY_SUMS if parts * tile_rows > 32 else WARPS
@@ -155,8 +159,10 @@ IDLE = 1.9  # warps' turns in which a scheduler waits, whatever their number
 WAITING = 1.22  # what it costs that warps wait for each other in every step
 # Of eight rows: the work on a column of 16 outputs, that on a group's at least, and what of the
 # shorter of work and reading does not happen meanwhile. Where there is room for two blocks, one
-# multiprocessor may get two while others have none.
+# multiprocessor may get two while others have none. The few blocks of the launch before, of
+# attention or a norm, make those wait that do not fit beside them, for their warps have all registers.
 COLUMN_TIME, GROUP_TIME, APART, TWO_BLOCKS = 0.9, 560, 0.25, 1.5
+LATE_TIME, WARPS_BESIDE, BLOCKS_BEFORE = 180, 8, 16
 
 
 def _time(target: Target, groups: Sequence[int], stored: Sequence[Stored], how: Plan, parts: int
@@ -175,7 +181,8 @@ def _time(target: Target, groups: Sequence[int], stored: Sequence[Stored], how: 
         wave = max(reading, work) + APART * min(reading, work)
         if 2 * max(s.shared(how, parts) for s in stored) < target.shared_per_block:
             wave *= TWO_BLOCKS if 2 * blocks > target.n_sm else 1
-        return LAUNCH_TIME + waves * wave
+        late = how.warps > WARPS_BESIDE and blocks > target.n_sm - BLOCKS_BEFORE
+        return LAUNCH_TIME + LATE_TIME * late + waves * wave
     unpack = OUTPUTS * first.unit_bytes * UNPACK_TIME  # of a unit
     each = unpack + EIGHT_TIME * how.tile_rows / 8 * first.columns / COLUMNS
     work = turns * (IDLE + -(-how.warps // 4)) * parts * each * WAITING
