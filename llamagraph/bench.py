@@ -183,7 +183,6 @@ class Subject:
         if case.n_prompt:
             runner.prefill(tokens)
         runner.decode(case.n_gen)
-        runner.device.queue.wait()
         token = runner.chosen(runner.n_past)
         return Run(time.perf_counter_ns() - start, self._updates() - before, token)
 
