@@ -39,6 +39,14 @@ def kv_traffic(work: Work, q: Buffer, cache_k: Buffer, cache_v: Buffer, window: 
     return Traffic(n + visible(work.kv_len, window) * slot, n)
 
 
+def rope_traffic(work: Work, q: Buffer, k: Buffer, v: Buffer, cache_k: Buffer, cache_v: Buffer,
+                 window: int) -> Traffic:
+    """The same, and the new keys and values, read and written into the caches."""
+    read, written = kv_traffic(work, q, cache_k, cache_v, window)
+    slot = sum(cache.n_bytes // cache.shape[0] for cache in (cache_k, cache_v))
+    return Traffic(read + work.n_rows * 4 * (k.shape[1] + v.shape[1]), written + work.n_rows * slot)
+
+
 def _split_geometry(target: Any, q: Buffer, *args: Any, N_HEAD: int, N_HEAD_KV: int, WARPS: int,
                     **constants: Any) -> Geometry:
     return split_grid(q.shape[0], N_HEAD, N_HEAD_KV, WARPS)

@@ -12,7 +12,7 @@ from llamagraph.kernels.attention_few import (
     attention_decode,
     empty_chunks,
     inputs,
-    kv_traffic,
+    rope_traffic,
     split_grid,
     split_row,
     type_constants,
@@ -28,10 +28,8 @@ def _geometry(target: Any, *args: Any, N_HEAD: int, N_HEAD_KV: int, WARPS: int, 
     return split_grid(1, N_HEAD, N_HEAD_KV, WARPS)
 
 
-def _cost(work: Work, q: Buffer, *args: Any, **constants: Any) -> Traffic:
-    cache_k, cache_v, window = args[6], args[7], args[-2]
-    read, written = kv_traffic(work, q, cache_k, cache_v, window)
-    return Traffic(read, written + (cache_k.n_bytes + cache_v.n_bytes) // cache_k.shape[0])
+def _cost(work: Work, q: Buffer, k: Buffer, v: Buffer, *args: Any, **constants: Any) -> Traffic:
+    return rope_traffic(work, q, k, v, args[4], args[5], args[-2])
 
 
 _EXAMPLES = (  # heads, KV heads, head_dim, types, n_rot, pos, slots, softcap, window, chunk, neox,

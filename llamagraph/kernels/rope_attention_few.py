@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from llamagraph.kernels.attention_few import inputs, kv_traffic
+from llamagraph.kernels.attention_few import inputs, rope_traffic
 from llamagraph.kernels.attention_rows import attention_rows
 from llamagraph.kernels.panels import COLUMNS, in_panels
 from llamagraph.kernels.rope import rope_store
@@ -40,12 +40,8 @@ def _geometry(target: Any, q: Buffer, *args: Any, N_HEAD: int, N_HEAD_KV: int, H
                     shared_bytes(ROWS, HEAD_DIM, N_ROT))
 
 
-def _cost(work: Work, q: Buffer, *args: Any, **constants: Any) -> Traffic:
-    cache_k, cache_v, window = args[5], args[6], args[-2]
-    read, written = kv_traffic(work, q, cache_k, cache_v, window)
-    slot = (cache_k.n_bytes + cache_v.n_bytes) // cache_k.shape[0]
-    fresh = work.n_rows * 4 * (args[0].shape[1] + args[1].shape[1])
-    return Traffic(read + fresh, written + work.n_rows * slot)
+def _cost(work: Work, q: Buffer, k: Buffer, v: Buffer, *args: Any, **constants: Any) -> Traffic:
+    return rope_traffic(work, q, k, v, args[3], args[4], args[-2])
 
 
 _EXAMPLES = (  # heads, KV heads, head_dim, rows, n_rows, pos, slots, n_rot, softcap, window, neox
@@ -62,6 +58,8 @@ _EXAMPLES = (  # heads, KV heads, head_dim, rows, n_rows, pos, slots, n_rot, sof
     (9, 3, 64, 32, 32, 300, 640, 64, 0.0, 100, 0),
     (4, 1, 256, 8, 8, 1000, 768, 256, 50.0, 64, 1),
     (32, 8, 128, 16, 13, 50, 640, 128, 0.0, 0, 0),
+    (8, 2, 64, 8, 7, 20, 256, 64, 0.0, 5, 0),
+    (8, 2, 64, 32, 30, 40, 256, 64, 0.0, 5, 1),
 )
 
 
@@ -69,6 +67,8 @@ def _example(rng: Any) -> Iterator[tuple[tuple, dict]]:
     for n_head, n_kv, dim, rows, n, pos, slots, n_rot, softcap, window, neox in _EXAMPLES:
         q, cache_k, cache_v = inputs(rng, n_head, n_kv, dim, "F16 F16", rows, slots)
         k, v = (rng.standard_normal((rows, n_kv * dim), np.float32) for _ in range(2))
+        for x in (q, k, v):
+            x[n:] = np.nan  # rows that are not there
         inv_freq = (10000.0 ** (-np.arange(n_rot // 2) / (n_rot // 2))).astype(np.float32)
         where = np.array([pos], np.int32), np.array([n], np.int32)
         yield (q, k, v, inv_freq, *where, cache_k, cache_v, np.empty_like(q), dim**-0.5, softcap,

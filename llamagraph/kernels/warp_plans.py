@@ -160,7 +160,7 @@ WAITING = 1.22  # what it costs that warps wait for each other in every step
 # Of eight rows: the work on a column of 16 outputs, that on a group's at least, and what of the
 # shorter of work and reading does not happen meanwhile. Where there is room for two blocks, one
 # multiprocessor may get two while others have none. The few blocks of the launch before, of
-# attention or a norm, make those wait that do not fit beside them, for their warps have all registers.
+# attention or a norm, make those wait whose many warps leave no registers for both.
 COLUMN_TIME, GROUP_TIME, APART, TWO_BLOCKS = 0.9, 560, 0.25, 1.5
 LATE_TIME, WARPS_BESIDE, BLOCKS_BEFORE = 180, 8, 16
 

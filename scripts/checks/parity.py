@@ -18,10 +18,12 @@ from checks.report import Report
 from llamagraph.devices import open_device
 from llamagraph.execute import EXECUTORS
 from llamagraph.gguf.reader import GGUFFile
+from llamagraph.kernels.attention import FEW_KV
 from llamagraph.runner import Runner
 from llamagraph.sampling import SamplingParams
 
 DEPTHS = (1, 2, 5, 8, 9, 16, 255, 256, 257, 511, 512, 513, 4095, 4096, 4097)
+N_FEW = 8  # tokens read where the program of few rows changes
 N_CTX = 8192
 SEEDS = range(5)
 GREEDY = SamplingParams(temp=0, seed=0)
@@ -85,6 +87,11 @@ def outcome(runner: Runner) -> Outcome:
         if depth < runner.n_ctx:
             found.logits |= logits_at(runner, depth)
     found.logits |= logits_at(runner, runner.n_ctx - 1)
+    for depth in range(FEW_KV - N_FEW, FEW_KV + 1, N_FEW // 2):
+        runner.reset()
+        runner.prefill(random_tokens(runner, depth))
+        found.logits[f"{N_FEW} tokens behind {depth}"] = runner.read_logits(
+            runner.prefill(random_tokens(runner, N_FEW, 1)))
     for seed in SEEDS:
         runner.reset()
         prompt = random_tokens(runner, 20, seed)
