@@ -167,6 +167,11 @@ def test_a_reader_that_leaves_ends_it_quietly(path):
     assert b"Traceback" not in err and b"Broken" not in err
 
 
+def test_the_command_line_needs_nothing_that_is_slow_to_load():
+    code = "import llamagraph.cli, sys; assert not {'numpy', 'rich', 'jinja2'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_version_and_devices():
     assert CliRunner().invoke(cli, ["--version"]).stdout.startswith("llamagraph 0.")
     assert "cpu" in CliRunner().invoke(cli, ["run", "--list-devices"]).stdout

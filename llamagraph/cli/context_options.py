@@ -8,7 +8,6 @@ import click
 
 from llamagraph.cli.groups import grouped
 from llamagraph.files import place_of
-from llamagraph.sequence import n_shared
 
 context_options = grouped(
     click.option("--context-shift/--no-context-shift", default=False,
@@ -49,6 +48,8 @@ class PromptCache:
             return False
         self._model.load_state(self._path)
         prompt = self._answer.prompt_tokens
+        from llamagraph.sequence import n_shared
+
         n = n_shared(self._model.runner.sequence, prompt)
         self._note(f"{self._path}: has {n} of the prompt's {len(prompt)} tokens")
         return n == len(prompt)

@@ -12,6 +12,7 @@ Knows types and shapes, no file and no device's memory.
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
@@ -145,6 +146,11 @@ def stored_type(dtype: str, layout: str) -> str:
 
 def tiles(dtype: str, shape: Sequence[int], layout: str) -> Tiles:
     """The tiles of a weight whose layout has any."""
+    return _tiles(dtype, tuple(shape), layout)
+
+
+@lru_cache(256)  # a model's layers are alike
+def _tiles(dtype: str, shape: tuple[int, ...], layout: str) -> Tiles:
     stored, n_in = stored_type(dtype, layout), shape[-1]
     packing, blocks = PACKINGS[stored], _blocks(stored, n_in)
     assert blocks, f"{stored} rows of {n_in} have no units"
