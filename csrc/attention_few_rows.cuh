@@ -35,7 +35,7 @@ struct Groups {
     Ring ring;
 
     __device__ Groups(int low, int position, int n_slots)
-        : position(position), first(low / 16 * 16), n(NEW + ceil_div(position - first, 16)),
+        : position(position), first(low / 16 * 16), n(NEW + ceil_div(max(0, position - first), 16)),
           ring(low, position, n_slots) {}
 
     __device__ int start(int group) const {

@@ -9,6 +9,7 @@
 #pragma once
 #include "warp_units.cuh"
 
+static_assert(GROUPS == 1, "a team has the outputs of one warp");
 constexpr int EIGHTS = TILE_ROWS / 8;  // groups of eight rows
 constexpr int STRIDE = 20;             // of a row of 16 sums: a warp's lanes meet different banks
 constexpr int SUMS = TILE_ROWS * STRIDE;

@@ -6,9 +6,6 @@
 #pragma once
 #include "mma.cuh"
 
-// What a half loses of x; together the two have 22 bits.
-__device__ inline float lost(float x) { return x - __half2float(__float2half_rn(x)); }
-
 // 16 bytes that another kernel wrote, or zeros where there is nothing.
 __device__ __forceinline__ uint4 load_if(bool there, const void* p) {
     uint4 v;

@@ -70,6 +70,9 @@ __device__ __forceinline__ void wait_for_copies() {
 #endif
 }
 
+// What a half loses of x; together the two have 22 bits.
+__device__ inline float lost(float x) { return x - __half2float(__float2half_rn(x)); }
+
 // Two floats as halves, the first in the lower half of the word.
 __device__ __forceinline__ u32 pack(float low, float high) {
     const __half2 pair = __floats2half2_rn(low, high);

@@ -12,7 +12,8 @@
 // SCALED columns share a scale, an integer: `scale<J, S>(i)` is for the products of a[S], of the
 // i-th eight outputs; `high(J, S)` tells whether these are of the higher bits, 16 times as large.
 // All is to be multiplied by `factor(i)`. `taken` are numbers for each 16 columns, as an operand;
-// their products with the means are to be added `of_taken(i)` times.
+// their products with the means are to be added `of_taken(i)` times. With LARGE that is much more than
+// what is left where the columns' numbers are of one sign: the means must not be rounded to halves.
 template <class Type>
 struct BlockOperand {
     static constexpr bool EXISTS = false;
@@ -51,7 +52,7 @@ __device__ __forceinline__ u32 high_bits(u32 word) {
 
 template <int UnitWeights>
 struct BlockOperand<Q4_K<UnitWeights>> {
-    static constexpr bool EXISTS = true;
+    static constexpr bool EXISTS = true, LARGE = false;
     static constexpr int SCALED = 32;
     u32 s[2][2], minima[2][2];
     float d[2], dmin[2];
@@ -101,7 +102,7 @@ struct BlockOperand<Q4_K<UnitWeights>> {
 
 template <int UnitWeights>
 struct BlockOperand<Q6_K<UnitWeights>> {
-    static constexpr bool EXISTS = true;
+    static constexpr bool EXISTS = true, LARGE = true;
     static constexpr int SCALED = 16;
     u32 s[2];  // of 64 columns, with 128 added
     float d[2];

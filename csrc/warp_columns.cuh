@@ -59,6 +59,8 @@ __device__ __forceinline__ void multiply_share(float (&result)[4], const Columns
         operand.taken(unit, taken);
         float less[4] = {};
         multiply(less, taken, columns.means[0], columns.means[1]);
+        if constexpr (BlockOperand<typename S::Type>::LARGE)
+            multiply(less, taken, columns.rest[0], columns.rest[1]);
 #pragma unroll
         for (int e = 0; e < 4; e++)
             result[e] = operand.factor(e / 2) * (16 * sums[0][e] + sums[1][e]) +

@@ -10,10 +10,9 @@ constexpr int GROUP_SUMS = 16 * TILE_ROWS;
 // What a warp does at a time, of the weight S: units' columns of one group.
 template <class S>
 struct Share {
-    static constexpr bool fit(int n) {
-        return S::N_UNITS % n == 0 && n * S::UNIT_WEIGHTS <= 256 && n * S::BYTES <= 4096;
-    }
-    static constexpr int UNITS = fit(4) ? 4 : fit(2) ? 2 : 1;
+    static constexpr bool TWO =
+        S::N_UNITS % 2 == 0 && 2 * S::UNIT_WEIGHTS <= 256 && 2 * S::BYTES <= 4096;
+    static constexpr int UNITS = TWO ? 2 : 1;
     static constexpr int N_SHARES = S::N_UNITS / UNITS, PANELS = UNITS * S::PANELS;
     static constexpr int BYTES = UNITS * S::BYTES, ROWS_BYTES = PANELS * TILE_ROWS * 128;
     static constexpr bool ONE = SPLIT == N_SHARES;
@@ -32,7 +31,7 @@ template <class S>
 struct Columns {
     using Operand = BlockOperand<typename S::Type>;
     u32 b[Share<S>::PANELS][8];
-    u32 means[2];  // of each 16 columns, as an operand has them
+    u32 means[2], rest[2];  // of each 16 columns, as operands have them; what the means lose
 
     __device__ __forceinline__ void load(u32 rows) {
         const int lane = threadIdx.x % 32;
@@ -65,7 +64,11 @@ struct Columns {
             if (threadIdx.x % 32 / 4 == c % 8) kept[c / 8][0] = mean[0], kept[c / 8][1] = mean[1];
         }
 #pragma unroll
-        for (int i = 0; i < 2; i++) means[i] = transposed(pack(kept[i][0], kept[i][1]));
+        for (int i = 0; i < 2; i++) {
+            means[i] = transposed(pack(kept[i][0], kept[i][1]));
+            if constexpr (Operand::LARGE)
+                rest[i] = transposed(pack(lost(kept[i][0]), lost(kept[i][1])));
+        }
     }
     // From columns 4t and 4t + 1, 4t + 2 and 4t + 3 to 4t and 4t + 2, 4t + 1 and 4t + 3.
     __device__ __forceinline__ void spread() {

@@ -1,5 +1,5 @@
-// What the products of single warps are cut into: units of 16 outputs, and how they are copied. See
-// gemm_warps.cuh.
+// What the products of single warps share: the units of 16 outputs that they are cut into, and when
+// the next launch may start. See warp_columns.cuh, of 8 rows, and gemm_warps.cuh, of more.
 #pragma once
 #include "panels.cuh"
 #include "hopper_weights.cuh"

@@ -183,6 +183,8 @@ class Subject:
         if case.n_prompt:
             runner.prefill(tokens)
         runner.decode(case.n_gen)
+        if runner.mode == "loop":
+            runner.device.queue.wait()  # an answer's loop is looked at now and then
         token = runner.chosen(runner.n_past)
         return Run(time.perf_counter_ns() - start, self._updates() - before, token)
 

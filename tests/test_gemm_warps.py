@@ -39,7 +39,7 @@ def test_few_rows_have_a_plan_that_fits(dtype, target):
                 how = plan(device, [w], rows, parts)
                 units = tiles_of(w).n_units // how.cluster
                 assert how.tile_rows == rows and how.warps <= WARPS and how.split <= units
-                stored = Stored(units, unit_weights(w), tiles_of(w).unit_bytes, False)
+                stored = Stored(tiles_of(w).n_units, unit_weights(w), tiles_of(w).unit_bytes, False)
                 assert how.stages >= 2 or stored.turns(how) * how.groups == 1
                 assert how.cluster == 1 or target == "sm_90a"
                 assert shared_bytes([w], how, parts) <= device.shared_per_block
@@ -80,11 +80,10 @@ def test_eight_rows_are_a_warps_own():
     # A warp that has all its columns at once puts the sums there.
     assert shared_bytes([w], Plan(8, 1, 16, 1, 2, 2)) == 16 * (2 * 16 * 144 + 256 * 16)
     assert shared_bytes([w], Plan(8, 1, 16, 1, 2, 9)) == 16 * (2 * 16 * 144 + 9 * 512)
-    # Small units are taken together, up to 256 columns and 4096 bytes of weights.
+    # Two small units are taken together, up to 256 columns and 4096 bytes of weights.
     assert [Stored(60, *sizes, False).share
-            for sizes in ((64, 128), (64, 68), (128, 136), (128, 72))] == [
-        2, 2, 1, 2]
-    assert Stored(64, 64, 64, False).share == 4 and Stored(9, 64, 64, False).share == 1
+            for sizes in ((64, 128), (64, 136), (128, 72), (256, 72))] == [2, 1, 2, 1]
+    assert Stored(9, 64, 64, False).share == 1
 
 
 def test_a_block_fits_beside_the_one_before_where_it_would_wait():

@@ -28,7 +28,8 @@ from llamagraph.timings import Timings
 H200 = target_named("sm_90a")
 
 
-def test_every_kernel_of_the_steps_loses_its_wait_once():
+def test_every_kernel_of_the_steps_loses_its_wait_once_a_setting():
+    assert len(set(race.WITHOUT)) == len(race.WITHOUT)
     settings = {setting for _, setting in race.WITHOUT}
     found = {launch.kernel.name for s in settings for launch in race.launches(H200, s)}
     assert found == {name for name, _ in race.WITHOUT}

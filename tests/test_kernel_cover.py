@@ -28,9 +28,9 @@ HOPPER = [
 ]
 WARPS = [
     kernel(TYPE=dtype, UNIT=256, RW=16, N_IN=n_in, TILE_ROWS=rows, TEAMS=teams, SPLIT=2, BLOCKS=1,
-           STAGES=stages, WHOLE=int(rows == 8), **ENTRIES[kernel])
-    for kernel, dtype, n_in, rows, teams, stages in product(
-        (warps_add, warps_rows, warps_gated), TYPES, (2048, 4096), (8, 32), (1, 8), (2, 3))
+           STAGES=stages, GROUPS=groups if rows == 8 else 1, **ENTRIES[kernel])
+    for kernel, dtype, n_in, rows, teams, stages, groups in product(
+        (warps_add, warps_rows, warps_gated), TYPES, (2048, 4096), (8, 32), (1, 8), (2, 3), (1, 2))
 ]
 
 
@@ -57,13 +57,21 @@ def test_the_most_warps_come_first():
     assert (first["TILE_ROWS"], first["TEAMS"]) == (32, 8)
 
 
-@pytest.mark.parametrize("name", ["N_IN", "STAGES"])
+@pytest.mark.parametrize("name", ["N_IN", "STAGES", "GROUPS"])
 def test_what_is_only_a_number_asks_for_no_instance(name):
     alike: dict[tuple, set] = {}
     for kernel in WARPS:
         rest = (kernel.name, *(item for item in kernel.constants if item[0] != name))
         alike.setdefault(rest, set()).add(features(kernel))
     assert all(len(different) == 1 for different in alike.values())
+
+
+def test_of_eight_rows_an_odd_number_of_units_is_other_code():
+    def of(n_in, rows):
+        how = {"TEAMS": 1, "SPLIT": 2, "BLOCKS": 1, "STAGES": 2, "GROUPS": 1}
+        return features(warps_rows(TYPE="F16", UNIT=64, RW=16, N_IN=n_in, TILE_ROWS=rows, **how))
+    assert of(4096, 8) != of(4160, 8)
+    assert of(4096, 32) == of(4160, 32)
 
 
 def test_of_attention_only_the_number_of_chunks_counts_for_nothing():

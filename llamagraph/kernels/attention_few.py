@@ -41,10 +41,11 @@ def kv_traffic(work: Work, q: Buffer, cache_k: Buffer, cache_v: Buffer, window: 
 
 def rope_traffic(work: Work, q: Buffer, k: Buffer, v: Buffer, cache_k: Buffer, cache_v: Buffer,
                  window: int) -> Traffic:
-    """The same, and the new keys and values, read and written into the caches."""
+    """The same, but the new keys and values are read as they come, and written into the caches."""
     read, written = kv_traffic(work, q, cache_k, cache_v, window)
     slot = sum(cache.n_bytes // cache.shape[0] for cache in (cache_k, cache_v))
-    return Traffic(read + work.n_rows * 4 * (k.shape[1] + v.shape[1]), written + work.n_rows * slot)
+    fresh = 4 * (k.shape[1] + v.shape[1]) - slot
+    return Traffic(read + work.n_rows * fresh, written + work.n_rows * slot)
 
 
 def _split_geometry(target: Any, q: Buffer, *args: Any, N_HEAD: int, N_HEAD_KV: int, WARPS: int,

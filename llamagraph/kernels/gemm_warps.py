@@ -1,10 +1,11 @@
 """Products of few rows with a weight on tensor cores: warps of 16 outputs, weights from registers.
 
 Weights are the cost here: each is read once, as early and as many at once as shared memory holds,
-and unpacked once for all rows. Rows come in panels (`panels.py`), weights are unpacked to F16 with
-scales rounded to F16 too, sums are F32 in an order that depends on nothing: of a warp's columns,
-then of a block's warps, then of a cluster's blocks. Knows no layer; `linear.py` decides what comes
-here.
+and unpacked once for all rows. Rows come in panels (`panels.py`). Weights become F16 and their
+scales are rounded to F16 too; but with eight rows Q4_K and Q6_K stay integers, their scales meet
+the sums in F32, and Q4_K's minima meet means that are rounded to F16. Sums are F32 in an order that
+depends on nothing: of a warp's columns, then of a block's warps, then of a cluster's blocks. Knows
+no layer; `linear.py` decides what comes here.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from llamagraph.kernels.activations import ACTIVATIONS
 from llamagraph.kernels.examples import random_weight
 from llamagraph.kernels.layouts import Weight, tile_constants
 from llamagraph.kernels.panels import COLUMNS, from_panels, halves, in_panels
-from llamagraph.kernels.warp_plans import Plan, shared_bytes
+from llamagraph.kernels.warp_plans import EIGHT, Plan, shared_bytes
 from llamagraph.program.launch import (
     Buffer,
     Geometry,
@@ -107,7 +108,10 @@ _EXAMPLES = (  # type, layout, outputs, columns, rows, true rows
 
 
 def _rows_example(rng, n_in: int, rows: int, n_rows: int):
-    x = in_panels(rng.standard_normal((rows, n_in), np.float32))
+    x = rng.standard_normal((rows, n_in), np.float32)
+    if rows == EIGHT:  # one sign in 16 columns: what is taken out of the weights does not cancel
+        x = np.abs(x) * np.repeat(rng.choice([-1, 1], (rows, n_in // 16)), 16, axis=1)
+    x = in_panels(x.astype(np.float32))
     x[:, n_rows:] = np.nan
     return x, np.array([n_rows], np.int32)
 

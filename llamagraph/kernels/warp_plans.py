@@ -17,7 +17,7 @@ from llamagraph.kernels.panels import COLUMNS
 from llamagraph.kernels.warp_groups import TYPES
 from llamagraph.program.target import Target
 
-OUTPUTS = 16  # of a warp
+OUTPUTS = 16  # of a group
 WARPS = 16  # of a block, at most: with 128 registers a thread they fill a multiprocessor
 WARPS_OF_MANY_SUMS = 12  # where each has two weights' sums with 32 rows
 WARPS_OF_HIGH_BITS = 8  # where it has those with 16 rows, of these types, which are more to unpack:
@@ -69,8 +69,8 @@ class Stored(NamedTuple):
     @property
     def share(self) -> int:
         """Units that a warp with columns of its own has at a time."""
-        return next((n for n in (4, 2) if self.n_units % n == 0 and n * self.columns <= 256
-                     and n * OUTPUTS * self.unit_bytes <= 4096), 1)
+        return 2 if (self.n_units % 2 == 0 and 2 * self.columns <= 256
+                     and 2 * OUTPUTS * self.unit_bytes <= 4096) else 1
 
     def turns(self, how: Plan) -> int:
         """How often a warp has other columns."""
@@ -179,8 +179,9 @@ def _time(target: Target, groups: Sequence[int], stored: Sequence[Stored], how: 
         work = turns * how.groups * parts * max(each, GROUP_TIME)
         reading += (how.teams - 1) * 2 * units * first.columns * EIGHT * ROW_BYTE_TIME
         wave = max(reading, work) + APART * min(reading, work)
-        if 2 * max(s.shared(how, parts) for s in stored) < target.shared_per_block:
-            wave *= TWO_BLOCKS if 2 * blocks > target.n_sm else 1
+        room = 2 * max(s.shared(how, parts) for s in stored) < target.shared_per_block
+        if room and how.warps <= WARPS_BESIDE and 2 * blocks > target.n_sm:
+            wave *= TWO_BLOCKS
         late = how.warps > WARPS_BESIDE and blocks > target.n_sm - BLOCKS_BEFORE
         return LAUNCH_TIME + LATE_TIME * late + waves * wave
     unpack = OUTPUTS * first.unit_bytes * UNPACK_TIME  # of a unit

@@ -6,8 +6,9 @@ type with every number of rows, and each shape - of tile, split, warps and block
 but not each way in each shape. What goes wrong for one such pair alone is not seen here, but by
 compiling all (`scripts/check-kernels --all`).
 
-How many columns there are, into how many chunks attention of many rows is shared and how long a
-ring is count for nothing: they are numbers in the same code.
+How many columns there are, how many groups a warp meets them with, into how many chunks attention
+of many rows is shared and how long a ring is count for nothing: they are numbers in the same code.
+But of eight rows a warp takes small units in pairs where their number is even.
 """
 
 from collections.abc import Collection, Hashable, Iterator
@@ -19,7 +20,7 @@ SOURCES = (  # whose instances are too many
     "attention_rows.cu", "attention_wgmma.cu", "gemm_hopper.cu", "gemm_warps.cu",
 )
 STORED = ("TYPE", "UNIT", "RW", "V_TYPE", "V_UNIT", "V_RW", "ACT")
-LENGTHS = ("N_IN", "MAX_CHUNKS", "STAGES", "ROW_STAGES", "WEIGHT_STAGES")
+LENGTHS = ("N_IN", "GROUPS", "MAX_CHUNKS", "STAGES", "ROW_STAGES", "WEIGHT_STAGES")
 ENTRY = ("ADD",)  # says what the kernel's name says
 
 
@@ -31,7 +32,8 @@ def features(kernel: Kernel) -> frozenset[Hashable]:
     if "TYPE" not in constants:  # no product
         return frozenset({(kernel.name, shape)})
     dtype, rows = constants["TYPE"], constants["TILE_ROWS"]
-    return frozenset({(kernel.name, stored), (kernel.name, rows), (dtype, rows), shape})
+    pairs = "GROUPS" in constants and rows == 8 and constants["N_IN"] // constants["UNIT"] % 2 == 0
+    return frozenset({(kernel.name, stored), (kernel.name, rows), (dtype, rows, pairs), shape})
 
 
 def _strain(kernel: Kernel) -> tuple[int, int]:

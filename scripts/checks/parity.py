@@ -87,7 +87,7 @@ def outcome(runner: Runner) -> Outcome:
         if depth < runner.n_ctx:
             found.logits |= logits_at(runner, depth)
     found.logits |= logits_at(runner, runner.n_ctx - 1)
-    for depth in range(FEW_KV - N_FEW, FEW_KV + 1, N_FEW // 2):
+    for depth in range(FEW_KV - 2 * N_FEW, FEW_KV, N_FEW // 2):
         runner.reset()
         runner.prefill(random_tokens(runner, depth))
         found.logits[f"{N_FEW} tokens behind {depth}"] = runner.read_logits(
