@@ -15,7 +15,7 @@ import argparse
 import os
 import re
 import time
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -100,7 +100,7 @@ def check(arch: str, files: list[Path], out: Path | None, word: str, quiet: bool
     wanted = {kernel: dynamic for kernel, dynamic in found.items()
               if kernel in chosen and word in f"{kernel.name} {unit_of(kernel)}"}
     units = list(dict.fromkeys(unit_of(kernel) for kernel in wanted))
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         n = len(units)
         done = dict(zip(units, pool.map(compile_one, units, [arch] * n, [out] * n), strict=True))
     bad = judge(arch, wanted, done, quiet)
