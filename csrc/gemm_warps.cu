@@ -23,7 +23,7 @@ template <bool Add>
 __device__ __forceinline__ void product(const Part& a, const Part& b, const Part& c,
                                         const __half* x, const int* n_rows) {
     const int block = blockIdx.x / BLOCKS, after_a = a.blocks(), after_b = after_a + b.blocks();
-    begin();
+    pdl_begin<LATE>();
     if (block < after_b) {
         const Part part = block < after_a ? a : b;
         product_of_part<Usual, Add>(part, block < after_a ? block : block - after_a, x, n_rows);

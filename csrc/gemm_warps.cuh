@@ -124,7 +124,7 @@ __device__ __forceinline__ void multiply_share(float (&sums)[PARTS][EIGHTS][4], 
 #pragma unroll 1
     for (int step = 0; step < STAGES; step++) copy_units(step);
     const PanelRows<S> in = {x};
-    wait_and_begin();
+    pdl_wait_and_begin<LATE>();
     in.begin(memory, first, end - first);
 #pragma unroll 1
     for (int step = 0; step < n_steps; step++) {

@@ -78,7 +78,7 @@ __device__ __forceinline__ void some_heads(Heads q, Heads k, Heads v, const floa
         [&] {
             Row<Type, true> in;
             in.request(norm);
-            pdl_wait_and_begin<N_IN>();
+            pdl_wait_and_begin<NARROW<N_IN>>();
             return in.store(row, x, norm, eps);
         },
         [&](int g, int lane) {
@@ -95,7 +95,7 @@ __device__ __forceinline__ void some_heads(Heads q, Heads k, Heads v, const floa
 
 __device__ __forceinline__ void all_heads(const float* x, const float* norm, float eps, Heads q,
                                           Heads k, Heads v) {
-    pdl_begin<N_IN>();
+    pdl_begin<NARROW<N_IN>>();
 #if OTHER_BLOCKS
     if (blockIdx.x >= gridDim.x - OTHER_BLOCKS) {
         some_heads<true, OTHER_TYPE<OTHER_UNIT>, OTHER_UNIT, OTHER_RW>(q, k, v, x, norm, eps);

@@ -76,7 +76,7 @@ __device__ __forceinline__ void rope_attend(const New& fresh, const int* pos, u8
                                             u8* cache_v, float* partials, unsigned* counters,
                                             float* out, float softcap, int window, int n_slots) {
     __shared__ Shared shared;
-    pdl_begin<N_HEAD * HEAD_DIM>();
+    pdl_begin<NARROW<N_HEAD * HEAD_DIM>>();
     const int position = __ldcg(pos);
     const Span span(position, window);
     if (blockIdx.x >= span.n_chunks) return;
@@ -84,7 +84,7 @@ __device__ __forceinline__ void rope_attend(const New& fresh, const int* pos, u8
     const Head head = {cache_k, cache_v, Ring(span.low, position, n_slots)};
     attend(shared, span, head, 0, partials, out, softcap, [&] {
         prepare(shared, fresh, position);
-        pdl_wait_and_begin<N_HEAD * HEAD_DIM>();
+        pdl_wait_and_begin<NARROW<N_HEAD * HEAD_DIM>>();
         const size_t slot = position % n_slots;
         for (int h = warp_index(); h < n_heads() + 2 * has_last; h += WARPS)
             bring(shared, fresh, h, cache_k + slot * TypeK::SLOT, cache_v + slot * TypeV::SLOT);

@@ -125,7 +125,7 @@ __device__ __forceinline__ int multiply_all(u8* memory, const Part& part, int fi
 #pragma unroll 1
     for (int i = 0; i < EARLY; i++) copy_next(memory + i * H::BYTES);
     const int n = __ldcg(n_rows);  // see norm.cu
-    wait_and_begin();
+    pdl_wait_and_begin<LATE>();
     uint4 own[PIECES / 32];  // do not wait behind the weights, but come by way of registers
 #pragma unroll
     for (int i = 0; i < PIECES; i += 32) own[i / 32] = __ldcg(rows + first * PIECES + i);

@@ -12,19 +12,12 @@ constexpr int PARTS = 1;
 #endif
 constexpr int OUTPUTS = 16 * TEAMS * GROUPS;  // of a block
 
-// Behind a sum comes a norm that lets its own successor start at once, which would take this
-// launch's places: here it starts no sooner than this one can work.
-__device__ __forceinline__ void begin() {
-#ifndef ADD
-    pdl_launch_dependents();
-#endif
-}
-__device__ __forceinline__ void wait_and_begin() {
-    pdl_wait();
+// Behind a sum comes a norm, which lets its own successor start at once.
 #ifdef ADD
-    pdl_launch_dependents();
+constexpr bool LATE = true;
+#else
+constexpr bool LATE = false;
 #endif
-}
 
 // A weight and where its results go; `second` is multiplied beside it.
 struct Part {

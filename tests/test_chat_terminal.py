@@ -285,6 +285,7 @@ def test_a_long_prompt_is_stopped_and_taken_back(path, tmp_path):
         t.keys("hello\r")  # the file goes with it once more
         t.wait("[ reading: ")
         os.killpg(t.process.pid, signal.SIGINT)
-        time.sleep(0.3)
+        t.wait("[ stopped; the message is taken back ]")
+        t.prompt()
         os.killpg(t.process.pid, signal.SIGINT)
         assert t.end() == 130

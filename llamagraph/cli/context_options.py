@@ -40,6 +40,8 @@ class PromptCache:
 
     def _load(self) -> bool:
         """Whether the file has the whole prompt."""
+        from llamagraph.sequence import n_shared
+
         assert self._path is not None
         if not self._reads_alone:
             place_of(self._path)  # what cannot be written is said before a prompt is read
@@ -48,8 +50,6 @@ class PromptCache:
             return False
         self._model.load_state(self._path)
         prompt = self._answer.prompt_tokens
-        from llamagraph.sequence import n_shared
-
         n = n_shared(self._model.runner.sequence, prompt)
         self._note(f"{self._path}: has {n} of the prompt's {len(prompt)} tokens")
         return n == len(prompt)

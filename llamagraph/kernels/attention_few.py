@@ -32,18 +32,21 @@ def split_grid(rows: int, n_head: int, n_head_kv: int, warps: int) -> Geometry:
     return Geometry((BLOCKS, n_head_kv * -(-n_head // n_head_kv // HEADS), rows), 32 * warps)
 
 
+def _slot_bytes(cache_k: Buffer, cache_v: Buffer) -> int:
+    return sum(cache.n_bytes // cache.shape[0] for cache in (cache_k, cache_v))
+
+
 def kv_traffic(work: Work, q: Buffer, cache_k: Buffer, cache_v: Buffer, window: int) -> Traffic:
     """q and what is visible of the caches, read once; as much written as q has."""
-    slot = sum(cache.n_bytes // cache.shape[0] for cache in (cache_k, cache_v))
     n = work.n_rows * q.shape[1] * 4
-    return Traffic(n + visible(work.kv_len, window) * slot, n)
+    return Traffic(n + visible(work.kv_len, window) * _slot_bytes(cache_k, cache_v), n)
 
 
 def rope_traffic(work: Work, q: Buffer, k: Buffer, v: Buffer, cache_k: Buffer, cache_v: Buffer,
                  window: int) -> Traffic:
     """The same, but the new keys and values are read as they come, and written into the caches."""
     read, written = kv_traffic(work, q, cache_k, cache_v, window)
-    slot = sum(cache.n_bytes // cache.shape[0] for cache in (cache_k, cache_v))
+    slot = _slot_bytes(cache_k, cache_v)
     fresh = 4 * (k.shape[1] + v.shape[1]) - slot
     return Traffic(read + work.n_rows * fresh, written + work.n_rows * slot)
 

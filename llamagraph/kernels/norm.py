@@ -21,11 +21,7 @@ def threads(rows: int) -> int:
     return 512 if rows <= 8 else 256
 
 
-def _row_blocks(target, x: Buffer, *rest, WIDTH: int) -> Geometry:
-    return Geometry((x.shape[0], 1, 1), 256)
-
-
-def _panels_geometry(target, x: Buffer, *rest, WIDTH: int, THREADS: int) -> Geometry:
+def _row_blocks(target, x: Buffer, *rest, WIDTH: int, THREADS: int = 256) -> Geometry:
     return Geometry((x.shape[0], 1, 1), THREADS)
 
 
@@ -78,7 +74,7 @@ def rms_norm(x: In, weight: In, n_rows: In, out: Out, eps: float, *, WIDTH: int)
     out[:n] = _normed(x[:n], weight, eps)
 
 
-@kernel("norm.cu", geometry=_panels_geometry, example=_panels_example)
+@kernel("norm.cu", geometry=_row_blocks, example=_panels_example)
 def rms_norm_panels(x: In, weight: In, n_rows: In, out: Out, eps: float, *, WIDTH: int,
                     THREADS: int) -> None:
     """As `rms_norm`, into panels: F16 (n_embd / 64, rows, 64)."""
